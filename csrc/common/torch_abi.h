@@ -1,0 +1,52 @@
+// Everything of torch that tim_ext uses, in one place: the stable ABI only, so that a library built once
+// loads in every torch from 2.10 on.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace tim_ext {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// A new tensor like `like`, of another shape and type.
+inline Tensor new_tensor(const Tensor& like, const std::vector<int64_t>& shape, ScalarType dtype) {
+  return torch::stable::new_empty(like, shape, dtype);
+}
+
+inline std::string shape_of(const Tensor& t) {
+  std::string s = "[";
+  for (int64_t i = 0; i < t.dim(); ++i) s += (i ? ", " : "") + std::to_string(t.size(i));
+  return s + "]";
+}
+
+// Refuses a tensor that is not a contiguous `dtype` tensor of the given shape (-1: any size).
+inline void check_tensor(const char* op, const char* name, const Tensor& t, ScalarType dtype,
+                         const std::vector<int64_t>& shape) {
+  std::string expected;
+  bool fits = t.dim() == static_cast<int64_t>(shape.size());
+  for (size_t i = 0; i < shape.size(); ++i) {
+    expected += (i ? ", " : "") + (shape[i] < 0 ? std::string("*") : std::to_string(shape[i]));
+    fits = fits && (shape[i] < 0 || t.size(static_cast<int64_t>(i)) == shape[i]);
+  }
+  STD_TORCH_CHECK(fits, op, ": ", name, " must have shape [", expected, "], got ", shape_of(t));
+  STD_TORCH_CHECK(t.scalar_type() == dtype, op, ": ", name, " has another dtype than expected (",
+                  torch::headeronly::toString(dtype), "), got ", torch::headeronly::toString(t.scalar_type()));
+  STD_TORCH_CHECK(t.is_contiguous(), op, ": ", name, " must be contiguous");
+}
+
+inline void check_floating(const char* op, const char* name, const Tensor& t) {
+  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Float || t.scalar_type() == ScalarType::Double, op, ": ", name,
+                  " must be float32 or float64, got ", torch::headeronly::toString(t.scalar_type()));
+}
+
+}  // namespace tim_ext

@@ -1,0 +1,58 @@
+// Which instruction set to use: the best one the machine has, or a lower one if TIM_EXT_CPU_CAPABILITY says so.
+#include <cstdlib>
+#include <cstring>
+
+#include "cpu/core/kernels.h"
+
+namespace tim_ext {
+namespace {
+
+enum class Isa { baseline, avx2, avx512 };
+
+Isa detect() {
+#if defined(__x86_64__) && defined(__GNUC__)
+  Isa best = Isa::baseline;
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) best = Isa::avx2;
+  if (best == Isa::avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    best = Isa::avx512;
+  const char* wanted = std::getenv("TIM_EXT_CPU_CAPABILITY");
+  if (wanted && !std::strcmp(wanted, "baseline")) return Isa::baseline;
+  if (wanted && !std::strcmp(wanted, "avx2") && best == Isa::avx512) return Isa::avx2;
+  return best;
+#else
+  return Isa::baseline;
+#endif
+}
+
+Isa isa() {
+  static const Isa chosen = detect();
+  return chosen;
+}
+
+}  // namespace
+
+const char* cpu_capability() {
+  switch (isa()) {
+    case Isa::avx512:
+      return "avx512";
+    case Isa::avx2:
+      return "avx2";
+    default:
+      return "baseline";
+  }
+}
+
+template <class T>
+const Kernels<T>& kernels() {
+#if defined(__x86_64__) && defined(__GNUC__)
+  if (isa() == Isa::avx512) return kernels_avx512<T>();
+  if (isa() == Isa::avx2) return kernels_avx2<T>();
+#endif
+  return kernels_baseline<T>();
+}
+template const Kernels<float>& kernels<float>();
+template const Kernels<double>& kernels<double>();
+
+}  // namespace tim_ext

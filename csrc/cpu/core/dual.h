@@ -1,0 +1,290 @@
+// TIM-ADM in the dual (Gram) form: w_k = sum_i C_ik z_i, so everything follows from G = Z Z^T [N, N].
+// For N = 100, K = 5 the state is 50 KB and never leaves L2.
+//
+//   U_k = G (C_k - C_K)          = z_i . (w_k - w_K), only K - 1 products
+//   shift_k = tau/2 U_k . (C_k + C_K) = tau/2 (||w_k||^2 - ||w_K||^2)
+//   C_ik <- (X_ik + B_k C_ik) / D_k,   D_k = c_S |S_k| + c_Q sum over Q of q_ik
+//
+// Layout: G in column panels of up to 3 vectors, [panel][row j][columns of the panel], so that a product
+// reads it in order. C, U, p, x class-major, [K][lanes].
+
+template <class T>
+class Dual {
+ public:
+  static constexpr int W = kWidth<T>;
+  static constexpr int64_t kBlockSamples = kBlockLanes, kChunk = 128;  // kChunk: features per step of the Gram product
+
+  int64_t blocks;
+
+  Dual(const Task& task, const AdmParams& params, const T* scale, const Team& team, void* work)
+      : task_(task), scale_(scale), team_(team), c_(coefficients<T>(params, task)) {
+    Arena arena(work);
+    const int64_t K = task.classes;
+    lanes_ = round_up(task.samples(), W);
+    vectors_ = lanes_ / W;
+    blocks = (lanes_ + kBlockSamples - 1) / kBlockSamples;
+    gram_ = arena.take<T>(lanes_ * lanes_);
+    for (T** array : {&weights_, &difference_, &logits_, &p_, &x_}) *array = arena.take<T>(K * lanes_);
+    before_ = params.tol > 0 ? arena.take<T>(K * lanes_) : nullptr;
+    labels_ = arena.take<typename Simd<T>::Int>(lanes_);
+    shift_parts_ = reinterpret_cast<Vec<T>*>(arena.take<char>(panels() * K * int64_t(sizeof(Vec<T>))));
+    state = take_class_state<T>(arena, K, blocks, blocks);
+    // The packed features are needed only before the first iteration, the row blocks only after the last.
+    const int64_t rows = rows_per_block<T>(task);
+    Arena pack(arena), result(arena);
+    packed_ = pack.take<T>(lanes_ * kChunk);
+    pointers_ = result.take<const T*>(rows);
+    coefficients_ = result.take<T>(K * rows);
+    converted_ = rows_need_scratch<T>(task) ? result.take<T>(rows * task.dim) : nullptr;
+    bytes_ = pack.used() > result.used() ? pack.used() : result.used();
+  }
+  int64_t bytes() const { return bytes_; }
+  const Coefficients<T>& coefs() const { return c_; }
+
+  void prepare() {
+    gram();
+    fill_labels(task_, lanes_, labels_, state);
+    const int64_t K = task_.classes;
+    for (int64_t k = 0; k < K; ++k)
+      for (int64_t i = 0; i < lanes_; ++i)
+        weights_[k * lanes_ + i] = labels_[i] == k ? T(1) / state.count[k] : T(0);
+    for (int64_t k = 0; k < K; ++k)
+      for (int64_t i = 0; i < lanes_; ++i)
+        difference_[k * lanes_ + i] = weights_[k * lanes_ + i] - weights_[(K - 1) * lanes_ + i];
+  }
+
+  template <class F>
+  void softmax_pass(F f) {
+    product();
+    each([&](Block<T>& block, int64_t b) { f(block, b, b); });
+  }
+  template <class F>
+  void q_pass(F f) {
+    each([&](Block<T>& block, int64_t b) { f(block, b, b); });
+  }
+  template <class F>
+  void each_block(F f) {
+    each(f);
+  }
+  T* before(int64_t b) { return before_ + b * kBlockSamples; }
+
+  // C_k <- (X_k + B_k C_k) / D_k, and the differences to the last class for the next product.
+  void update() {
+    const int64_t K = task_.classes;
+    auto one = [&](int64_t k, int64_t first, int64_t last) TIM_LAMBDA_INLINE {
+      const T inverse = T(1) / (c_.support * state.count[k] + c_.query * state.q[k]);
+      T* w = weights_ + k * lanes_;
+      T* d = difference_ + k * lanes_;
+      const T* x = x_ + k * lanes_;
+      const T* w_last = weights_ + (K - 1) * lanes_;
+      for (int64_t i = first; i < last; i += W) {
+        Vec<T> value = (load(x + i) + load(w + i) * state.p[k]) * inverse;
+        store(w + i, value);
+        store(d + i, value - load(w_last + i));
+      }
+    };
+    run(team_, blocks, [&](int64_t b) {
+      const int64_t first = b * kBlockSamples, last = end_of(b);
+      for (int64_t k = K - 1; k >= 0; --k) one(k, first, last);
+    });
+  }
+
+  void finish(const TaskOutputs<T>& out) {
+    Block<T> all = block(0);
+    write_results(task_, out, all, 0, task_.samples());
+    if (!out.weights) return;
+    // w_k = sum_i C_ik z_i
+    const int64_t K = task_.classes, rows = rows_per_block<T>(task_);
+    for (int64_t j = 0; j < K * task_.dim; ++j) out.weights[j] = T(0);
+    for (int64_t i0 = 0; i0 < task_.samples(); i0 += rows) {
+      const int64_t n = task_.samples() - i0 < rows ? task_.samples() - i0 : rows;
+      row_pointers(task_, i0, n, converted_, pointers_);
+      for (int64_t k = 0; k < K; ++k)
+        for (int64_t i = 0; i < n; ++i) coefficients_[k * rows + i] = weights_[k * lanes_ + i0 + i] * scale_[i0 + i];
+      accumulate_rows(pointers_, n, coefficients_, rows, K, task_.dim, out.weights, task_.dim);
+    }
+  }
+
+  ClassState<T> state;
+
+ private:
+  static constexpr int64_t kParallelLanes = 1024;  // from here on a product is worth sharing among threads
+
+  int64_t end_of(int64_t b) const { return (b + 1) * kBlockSamples < lanes_ ? (b + 1) * kBlockSamples : lanes_; }
+  Block<T> block(int64_t b) {
+    const int64_t first = b * kBlockSamples, queries_from = task_.support / W - first / W;
+    return {logits_ + first, p_ + first, x_ + first, lanes_, labels_ + first, (end_of(b) - first) / W,
+            queries_from > 0 ? queries_from : 0};
+  }
+  template <class F>
+  void each(F f) {
+    run(team_, blocks, [&](int64_t b) {
+      Block<T> one = block(b);
+      f(one, b);
+    });
+  }
+
+  // Panels: 3 vectors each, the last ones 2 + 2 or 2 (1 only if there is nothing else to take from).
+  int64_t panels() const { return (vectors_ + kTileVectors - 1) / kTileVectors; }
+  void panel(int64_t j, int64_t* first, int64_t* width) const {  // in vectors
+    const int64_t n = panels(), rest = vectors_ % kTileVectors;
+    const int64_t narrow = vectors_ < kTileVectors || rest == 0 ? 0 : kTileVectors - rest;  // panels of 2
+    if (vectors_ < kTileVectors) {
+      *first = 0;
+      *width = vectors_;
+    } else {
+      const int64_t wide = n - narrow;
+      *first = j <= wide ? 3 * j : 3 * wide + 2 * (j - wide);
+      *width = j < wide ? 3 : 2;
+    }
+  }
+  T* gram_panel(int64_t first) { return gram_ + first * W * lanes_; }
+
+  // G in chunks of kChunk features: pack the transposed panels, then add their products to the upper
+  // triangle of panels; finally mirror it.
+  void gram() {
+    const int64_t n = panels();
+    for (int64_t c0 = 0; c0 < task_.dim; c0 += kChunk) {
+      const int64_t columns = task_.dim - c0 < kChunk ? task_.dim - c0 : kChunk;
+      run(team_, n, [&](int64_t j) {
+        int64_t first, width;
+        panel(j, &first, &width);
+        pack_panel(task_, scale_, first * W, width * W, c0, columns, packed_ + first * W * kChunk);
+      });
+      run(team_, n, [&](int64_t j) { gram_columns(j, columns, c0 == 0); });
+    }
+    run(team_, n, [&](int64_t j) { mirror(j); });
+  }
+
+  // Rows 0 .. end of panel j, columns of panel j: G[r][i] (+)= sum_c z_r[c] z_i[c].
+  void gram_columns(int64_t j, int64_t columns, bool overwrite) {
+    int64_t first, width;
+    panel(j, &first, &width);
+    const T* a = packed_ + first * W * kChunk;
+    T* g = gram_panel(first);
+    for (int64_t other = 0; other <= j; ++other) {
+      int64_t row_first, row_width;
+      panel(other, &row_first, &row_width);
+      const T* b = packed_ + row_first * W * kChunk;
+      const int64_t rows = row_width * W;
+      for_row_tiles(rows, [&](int64_t r0, auto nr) {
+        constexpr int NR = decltype(nr)::value;
+        // In the diagonal panel, only vectors that reach the diagonal.
+        const int64_t skip = other == j ? r0 / W : 0;
+        with_constant<kTileVectors>(int(width), [&](auto nv) {
+          constexpr int NV = decltype(nv)::value;
+          if (skip == 0) return gram_tile<NR, NV, NV>(a, b + r0, rows, columns, g, row_first * W + r0, overwrite);
+          if constexpr (NV > 1) {
+            if (skip == 1)
+              return gram_tile<NR, NV, NV - 1>(a, b + r0, rows, columns, g, row_first * W + r0, overwrite);
+          }
+          if constexpr (NV > 2)
+            gram_tile<NR, NV, NV - 2>(a, b + r0, rows, columns, g, row_first * W + r0, overwrite);
+        });
+      });
+    }
+  }
+  template <int NR, int NV, int Used>
+  TIM_INLINE void gram_tile(const T* a, const T* b, int64_t b_step, int64_t columns, T* g, int64_t row,
+                            bool overwrite) {
+    Vec<T> acc[NR][Used] = {};
+    multiply_tile<T, NR, Used, NV>(acc, a + (NV - Used) * W, b, 1, b_step, columns);
+#pragma GCC unroll 8
+    for (int r = 0; r < NR; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < Used; ++v) {
+        T* to = g + ((row + r) * NV + v + NV - Used) * W;
+        store(to, overwrite ? acc[r][v] : load(to) + acc[r][v]);
+      }
+  }
+  // Rows below panel j's diagonal from the panels to its right, a transposed block at a time.
+  void mirror(int64_t j) {
+    int64_t first, width;
+    panel(j, &first, &width);
+    for (int64_t other = j; other < panels(); ++other) {
+      int64_t of, ow;
+      panel(other, &of, &ow);
+      for (int64_t r = 0; r < ow; ++r)      // block row: vector of + r
+        for (int64_t v = 0; v < width; ++v) {  // block column: vector first + v
+          if (of + r <= first + v) continue;
+          Vec<T> tile[W];
+          for (int l = 0; l < W; ++l) tile[l] = load(gram_panel(of) + (((first + v) * W + l) * ow + r) * W);
+          transpose<T>(tile);
+          for (int l = 0; l < W; ++l) store(gram_panel(first) + (((of + r) * W + l) * width + v) * W, tile[l]);
+        }
+    }
+  }
+
+  // U_k = G (C_k - C_K); shift_k = tau/2 U_k . (C_k + C_K), its terms summed panel by panel as U appears.
+  void product() {
+    const int64_t K = task_.classes, n = panels();
+    const int64_t pieces = lanes_ < kParallelLanes ? 1 : n;
+    run(team_, pieces, [&](int64_t piece) {
+      const int64_t last = pieces == 1 ? n : piece + 1;
+      for (int64_t j = piece; j < last; ++j) {
+        int64_t first, width;
+        panel(j, &first, &width);
+        with_constant<kTileVectors>(int(width), [&](auto nv) { product_panel<decltype(nv)::value>(j, first); });
+      }
+    });
+    for (int64_t k = 0; k < K - 1; ++k) {
+      Vec<T> sum = shift_parts_[k];
+      for (int64_t j = 1; j < n; ++j) sum += shift_parts_[j * (K - 1) + k];
+      state.shift[k] = c_.tau / 2 * reduce_add<T>(sum);
+    }
+  }
+  template <int NV>
+  TIM_INLINE void product_panel(int64_t j, int64_t first) {
+    const int64_t K = task_.classes;
+    for_row_tiles(K - 1, [&](int64_t k0, auto nr) {
+      constexpr int NR = decltype(nr)::value;
+      Vec<T> acc[NR][NV] = {};
+      multiply_tile<T, NR, NV, NV>(acc, gram_panel(first), difference_ + k0 * lanes_, lanes_, 1, task_.samples());
+      const T* c_last = weights_ + (K - 1) * lanes_ + first * W;
+#pragma GCC unroll 8
+      for (int r = 0; r < NR; ++r) {
+        const int64_t at = (k0 + r) * lanes_ + first * W;
+        Vec<T> shift = Vec<T>{};
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; ++v) {
+          store(logits_ + at + v * W, acc[r][v]);
+          shift += acc[r][v] * (load(weights_ + at + v * W) + load(c_last + v * W));
+        }
+        shift_parts_[j * (K - 1) + k0 + r] = shift;
+      }
+    });
+  }
+
+  const Task& task_;
+  const T* scale_;
+  const Team& team_;
+  Coefficients<T> c_;
+  int64_t lanes_, vectors_, bytes_;
+  T *gram_, *weights_, *difference_, *logits_, *p_, *x_, *before_, *packed_, *coefficients_, *converted_;
+  const T** pointers_;
+  typename Simd<T>::Int* labels_;
+  Vec<T>* shift_parts_;  // [panels][K - 1]
+};
+
+template <class T>
+int64_t dual_workspace(const Task& task, const AdmParams& params) {
+  return Dual<T>(task, params, nullptr, Team{1, nullptr}, nullptr).bytes();
+}
+
+template <class T>
+void dual_solve(const Task& task, const AdmParams& params, const T* scale, const TaskOutputs<T>& out, const Team& team,
+                void* work) {
+  Dual<T> form(task, params, scale, team, work);
+  form.prepare();
+  auto go = [&](auto kt) {
+    *out.iterations = iterate<decltype(kt)::value>(form, task, params, form.coefs(), form.state, out.history);
+  };
+  switch (task.classes) {
+    case 2: go(std::integral_constant<int, 2>{}); break;
+    case 3: go(std::integral_constant<int, 3>{}); break;
+    case 4: go(std::integral_constant<int, 4>{}); break;
+    case 5: go(std::integral_constant<int, 5>{}); break;
+    default: go(std::integral_constant<int, 0>{});
+  }
+  form.finish(out);
+}

@@ -1,0 +1,182 @@
+// Reading feature rows: conversion of half types, lengths, and the transposed panels of the Gram product.
+
+struct Half {
+  uint16_t bits;
+};
+struct BFloat16 {
+  uint16_t bits;
+};
+
+// The next kWidth<T> elements of a row as a vector of T.
+template <class T>
+TIM_INLINE Vec<T> load_row(const T* p) {
+  return load(p);
+}
+typedef uint16_t HalfBits __attribute__((vector_size(TIM_VEC_BYTES / 2)));
+typedef uint16_t HalfBitsUnaligned __attribute__((vector_size(TIM_VEC_BYTES / 2), aligned(2), may_alias));
+template <class T>
+TIM_INLINE Vec<T> load_row(const BFloat16* p) {
+  HalfBits h = *reinterpret_cast<const HalfBitsUnaligned*>(p);
+  return (Vec<T>)(__builtin_convertvector(h, IVec<T>) << 16);
+}
+template <class T>
+TIM_INLINE Vec<T> load_row(const Half* p) {
+  // Shift exponent and mantissa into place and rescale by 2^(127 - 15); Inf and NaN keep their exponent.
+  IVec<T> h = __builtin_convertvector(*reinterpret_cast<const HalfBitsUnaligned*>(p), IVec<T>);
+  IVec<T> magnitude = (h & 0x7fff) << 13;
+  Vec<T> value = (Vec<T>)magnitude * 0x1p112f;
+  IVec<T> special = (h & 0x7c00) == 0x7c00;
+  return (Vec<T>)((IVec<T>)value | (special & 0x7f800000) | ((h & 0x8000) << 16));
+}
+
+// Like load_row for the last `n` < width elements of a row; the other lanes are 0.
+template <class T, class In>
+TIM_INLINE Vec<T> load_row_tail(const In* p, int64_t n) {
+  In lane[kWidth<T>] = {};
+  for (int64_t i = 0; i < n; ++i) lane[i] = p[i];
+  return load_row<T>(lane);
+}
+
+// Calls f(const In*) with the features in their own type.
+template <class T, class F>
+TIM_INLINE void with_features(const Task& task, F&& f) {
+  if constexpr (sizeof(T) == 8) {
+    f(static_cast<const double*>(task.features));
+  } else {
+    if (task.dtype == Dtype::f32) return f(static_cast<const float*>(task.features));
+    if (task.dtype == Dtype::f16) return f(static_cast<const Half*>(task.features));
+    f(static_cast<const BFloat16*>(task.features));
+  }
+}
+
+// ||x||^2 in vectors of T; NaN or Inf if any element is, or if it leaves the range.
+template <class T, class In>
+TIM_INLINE T squared_norm(const In* x, int64_t dim) {
+  constexpr int W = kWidth<T>;
+  Vec<T> sum[4] = {};
+  int64_t c = 0;
+  for (; c + 4 * W <= dim; c += 4 * W)
+#pragma GCC unroll 4
+    for (int u = 0; u < 4; ++u) {
+      Vec<T> v = load_row<T>(x + c + u * W);
+      sum[u] += v * v;
+    }
+  for (; c < dim; c += W) {
+    Vec<T> v = c + W <= dim ? load_row<T>(x + c) : load_row_tail<T>(x + c, dim - c);
+    sum[0] += v * v;
+  }
+  return reduce_add<T>((sum[0] + sum[1]) + (sum[2] + sum[3]));
+}
+
+template <class T>
+Rows measure_rows(const Task& task, bool normalize, T* scale, int64_t* bad) {
+  Rows found = Rows::ordinary;
+  with_features<T>(task, [&](auto* features) {
+    for (int64_t i = 0; i < task.samples(); ++i) {
+      auto* x = features + task.rows[i] * task.dim;
+      T square = squared_norm<T>(x, task.dim);
+      if (square > Simd<T>::tiny && square < Simd<T>::huge) {
+        scale[i] = normalize ? T(1) / __builtin_sqrt(square) : T(1);
+        continue;
+      }
+      // Rare: zero, out of range or not finite. |x| summed in units of its largest element tells which.
+      T largest = 0;
+      bool finite = true;
+      for (int64_t c = 0; c < task.dim; ++c) {
+        T a = load_row_tail<T>(x + c, 1)[0];
+        a = a < 0 ? -a : a;
+        finite = finite && a <= std::numeric_limits<T>::max();  // false for NaN too
+        largest = a > largest ? a : largest;
+      }
+      if (!finite) {
+        *bad = i;
+        found = Rows::not_finite;
+        return;
+      }
+      scale[i] = normalize ? T(0) : T(1);
+      if (largest > 0) found = Rows::extreme;
+    }
+  });
+  return found;
+}
+
+// Every row to unit length, however long it is; a zero row stays zero.
+template <class T>
+void normalize_rows(const Task& task, T* out) {
+  with_features<T>(task, [&](auto* features) {
+    for (int64_t i = 0; i < task.samples(); ++i) {
+      auto* x = features + task.rows[i] * task.dim;
+      T* z = out + i * task.dim;
+      T largest = 0;
+      for (int64_t c = 0; c < task.dim; ++c) {
+        z[c] = load_row_tail<T>(x + c, 1)[0];
+        T a = z[c] < 0 ? -z[c] : z[c];
+        largest = a > largest ? a : largest;
+      }
+      if (largest == 0) continue;
+      double square = 0;  // of x / largest: between 1 and dim
+      for (int64_t c = 0; c < task.dim; ++c) square += double(z[c] / largest) * double(z[c] / largest);
+      T inverse = T(1 / __builtin_sqrt(square));
+      for (int64_t c = 0; c < task.dim; ++c) z[c] = z[c] / largest * inverse;
+    }
+  });
+}
+
+// out[c][i] = scale_i x_i[c0 + c] for the samples i = i0 .. i0 + rows - 1 (zero beyond the last one),
+// rows a multiple of the vector width: a panel, transposed.
+template <class T>
+void pack_panel(const Task& task, const T* scale, int64_t i0, int64_t rows, int64_t c0, int64_t columns, T* out) {
+  constexpr int W = kWidth<T>;
+  with_features<T>(task, [&](auto* features) {
+    for (int64_t b = 0; b < rows; b += W) {
+      decltype(features) x[W];
+      T s[W];
+      for (int l = 0; l < W; ++l) {
+        bool real = i0 + b + l < task.samples();
+        x[l] = features + (real ? task.rows[i0 + b + l] : task.rows[0]) * task.dim + c0;
+        s[l] = real ? scale[i0 + b + l] : T(0);
+      }
+      for (int64_t c = 0; c < columns; c += W) {
+        Vec<T> block[W];
+        const int64_t left = columns - c;
+        if (left >= W) {
+#pragma GCC unroll 16
+          for (int l = 0; l < W; ++l) block[l] = load_row<T>(x[l] + c) * s[l];
+        } else {
+          for (int l = 0; l < W; ++l) block[l] = load_row_tail<T>(x[l] + c, left) * s[l];
+        }
+        transpose<T>(block);
+        if (left >= W) {
+#pragma GCC unroll 16
+          for (int l = 0; l < W; ++l) store(out + (c + l) * rows + b, block[l]);
+        } else {
+          for (int l = 0; l < left; ++l) store(out + (c + l) * rows + b, block[l]);
+        }
+      }
+    }
+  });
+}
+
+// Pointers to rows i0 .. i0 + n - 1 in type T: where they lie, or converted into `scratch` [n, dim].
+template <class T>
+void row_pointers(const Task& task, int64_t i0, int64_t n, T* scratch, const T** pointers) {
+  with_features<T>(task, [&](auto* features) {
+    for (int64_t i = 0; i < n; ++i) {
+      auto* x = features + task.rows[i0 + i] * task.dim;
+      if constexpr (std::is_same_v<decltype(x), const T*>) {
+        pointers[i] = x;
+      } else {
+        T* z = scratch + i * task.dim;
+        int64_t c = 0;
+        for (; c + kWidth<T> <= task.dim; c += kWidth<T>) store(z + c, load_row<T>(x + c));
+        Vec<T> tail = load_row_tail<T>(x + c, task.dim - c);
+        for (int64_t j = 0; c + j < task.dim; ++j) z[c + j] = tail[j];
+        pointers[i] = z;
+      }
+    }
+  });
+}
+template <class T>
+bool rows_need_scratch(const Task& task) {
+  return sizeof(T) == 4 && task.dtype != Dtype::f32;
+}

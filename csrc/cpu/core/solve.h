@@ -1,0 +1,207 @@
+// What the dual and the primal form of TIM-ADM share: workspace, the order of an iteration, results.
+
+// Hands out 64-byte aligned pieces of one buffer; with a null buffer it only counts.
+class Arena {
+ public:
+  explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
+  template <class U>
+  U* take(int64_t n) {
+    U* p = reinterpret_cast<U*>(base_ + used_);
+    used_ += (n * int64_t(sizeof(U)) + 63) / 64 * 64;
+    return base_ ? p : nullptr;
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  char* base_;
+  int64_t used_ = 0;
+};
+
+TIM_INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+// f(i) for i in 0 .. n - 1, on the team's threads if there is more than one piece and thread.
+template <class F>
+TIM_INLINE void run(const Team& team, int64_t n, F f) {
+  if (team.threads <= 1 || n <= 1) {
+    for (int64_t i = 0; i < n; ++i) f(i);
+  } else {
+    team.parallel(n, [](void* context, int64_t i) { (*static_cast<F*>(context))(i); }, &f);
+  }
+}
+
+// Partial sums of every block, added in block order (in double) so that the result depends on nothing else.
+template <class T>
+TIM_INLINE void combine(const T* parts, int64_t blocks, int64_t stride, int64_t n, T* out) {
+  for (int64_t j = 0; j < n; ++j) {
+    double sum = 0;
+    for (int64_t b = 0; b < blocks; ++b) sum += double(parts[b * stride + j]);
+    out[j] = T(sum);
+  }
+}
+
+// Per-class state of a solve, padded to whole vectors; `block` values are per block of samples.
+template <class T>
+struct ClassState {
+  T* count;      // [K] support samples of each class
+  T* shift;      // [K] see softmax_block
+  T* factor;     // [K] see q_block
+  T* p;          // [K] sum_i c_i p_ik                 = B_k
+  T* power;      // [K] sum over Q of p_ik^power
+  T* q;          // [K] sum over Q of q_ik
+  T* largest;    // [K] for the exact q-update
+  T* parts;      // [blocks][4][stride] partial sums: p, power, q, spare
+  T* smallest;   // [blocks]
+  T* history;    // [blocks][stride + 2W]
+  Vec<T>* accumulators;  // [slots][2K]
+  int64_t stride;
+};
+
+template <class T>
+ClassState<T> take_class_state(Arena& arena, int64_t classes, int64_t blocks, int64_t slots) {
+  ClassState<T> s;
+  s.stride = round_up(classes, kWidth<T>);
+  for (T** array : {&s.count, &s.shift, &s.factor, &s.p, &s.power, &s.q, &s.largest}) *array = arena.take<T>(s.stride);
+  s.parts = arena.take<T>(blocks * 4 * s.stride);
+  s.smallest = arena.take<T>(blocks);
+  s.history = arena.take<T>(blocks * (s.stride + 2));
+  s.accumulators = reinterpret_cast<Vec<T>*>(arena.take<char>(slots * 2 * classes * int64_t(sizeof(Vec<T>))));
+  return s;
+}
+
+// One row of the history: cross entropy on S, marginal entropy and conditional entropy on Q.
+template <class T>
+void write_history(const Task& task, const ClassState<T>& s, int64_t blocks, T* row) {
+  auto total = [&](int64_t j) {
+    double sum = 0;
+    for (int64_t b = 0; b < blocks; ++b) sum += double(s.history[b * (s.stride + 2) + j]);
+    return sum;
+  };
+  row[0] = T(-total(0) / double(task.support));
+  double marginal = 0, conditional = 0;
+  if (task.query > 0) {
+    for (int64_t k = 0; k < task.classes; ++k) {
+      double share = total(2 + k) / double(task.query);
+      if (share > 0) marginal -= share * __builtin_log(share);
+    }
+    conditional = -total(1) / double(task.query);
+  }
+  row[1] = T(marginal);
+  row[2] = T(conditional);
+}
+
+// The iterations of TIM-ADM. `Form` is the dual or the primal form; it provides
+//   softmax_pass(f)  every block with z_i . (w_k - w_K) in block.logits and s.shift set, then f(block, b, slot)
+//   q_pass(f)        every block with log p, p, p^power; f leaves X in block.x, which the form consumes
+//   each_block(f)    every block with log p
+//   update()         the new W from X, s.p (B_k) and s.q
+//   before(b)        p of the previous iteration, if params.tol > 0
+// Returns the number of updates made; log p then belongs to the last W.
+template <int KT, class T, class Form>
+int64_t iterate(Form& form, const Task& task, const AdmParams& params, const Coefficients<T>& c, ClassState<T>& s,
+                T* history) {
+  const int64_t K = task.classes, blocks = form.blocks;
+  const int64_t planned = task.query > 0 ? params.iterations : 0;
+  auto part = [&](int64_t b, int which) { return s.parts + (b * 4 + which) * s.stride; };
+  auto sums_of = [&](int64_t b) { return Sums<T>{part(b, 0), part(b, 1), part(b, 2), T(0)}; };
+  auto gather = [&](int which, T* out) { combine(part(0, which), blocks, 4 * s.stride, K, out); };
+
+  for (int64_t t = 0;; ++t) {
+    const bool more = t < planned;
+    form.softmax_pass([&](Block<T>& block, int64_t b, int64_t slot) {
+      Sums<T> sums = sums_of(b);
+      if (more)
+        softmax_block<KT, true>(K, c, s.shift, block, s.accumulators + slot * 2 * K, sums);
+      else
+        softmax_block<KT, false>(K, c, s.shift, block, s.accumulators + slot * 2 * K, sums);
+      s.smallest[b] = sums.smallest;
+      if (history) history_block(K, block, s.history + b * (s.stride + 2));
+      if (params.tol > 0) part(b, 3)[0] = change_block(K, block, form.before(b));
+    });
+    if (history) write_history(task, s, blocks, history + 3 * t);
+    if (params.tol > 0 && t > 0) {
+      T change = 0;
+      for (int64_t b = 0; b < blocks; ++b) change = part(b, 3)[0] > change ? part(b, 3)[0] : change;
+      if (change <= T(params.tol)) return t;
+    }
+    if (!more) return t;
+
+    gather(0, s.p);
+    T smallest = 0;
+    for (int64_t b = 0; b < blocks; ++b) smallest = s.smallest[b] < smallest ? s.smallest[b] : smallest;
+    if (smallest > Simd<T>::exp_min + 1) {
+      gather(1, s.power);
+      marginal_factors(K, c, s.power, s.factor);
+      form.q_pass([&](Block<T>& block, int64_t b, int64_t slot) {
+        Sums<T> sums = sums_of(b);
+        q_block<KT, false>(K, c, s.factor, block, s.accumulators + slot * 2 * K, sums);
+      });
+    } else {
+      // p^power underflows somewhere: the same update with every sum in the log domain.
+      form.each_block([&](Block<T>& block, int64_t b) { column_block<1>(K, c, block, s.largest, part(b, 1)); });
+      for (int64_t k = 0; k < K; ++k) {
+        s.largest[k] = part(0, 1)[k];
+        for (int64_t b = 1; b < blocks; ++b)
+          s.largest[k] = part(b, 1)[k] > s.largest[k] ? part(b, 1)[k] : s.largest[k];
+      }
+      form.each_block([&](Block<T>& block, int64_t b) { column_block<2>(K, c, block, s.largest, part(b, 1)); });
+      gather(1, s.power);
+      for (int64_t k = 0; k < K; ++k)
+        s.factor[k] = c.marginal_power * (s.largest[k] + T(__builtin_log(double(s.power[k]))));
+      form.q_pass([&](Block<T>& block, int64_t b, int64_t slot) {
+        Sums<T> sums = sums_of(b);
+        q_block<0, true>(K, c, s.factor, block, s.accumulators + slot * 2 * K, sums);
+      });
+    }
+    gather(2, s.q);
+    form.update();
+  }
+}
+
+// Labels of every lane, support first, padding at the end; counts the support samples of each class.
+template <class T>
+void fill_labels(const Task& task, int64_t lanes, typename Simd<T>::Int* labels, ClassState<T>& s) {
+  for (int64_t k = 0; k < s.stride; ++k) s.count[k] = T(0);
+  for (int64_t k = 0; k < s.stride; ++k) s.power[k] = T(1);
+  for (int64_t i = 0; i < lanes; ++i) {
+    labels[i] = i < task.samples() ? task.labels[i] : int32_t(kPadding);
+    if (labels[i] >= 0) s.count[labels[i]] += T(1);
+  }
+}
+
+// probs and predictions of the samples i0 .. i0 + n - 1 of a block, in the caller's order.
+template <class T>
+void write_results(const Task& task, const TaskOutputs<T>& out, const Block<T>& b, int64_t i0, int64_t n) {
+  const int64_t K = task.classes;
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t where = task.position[i0 + i];
+    int64_t best = 0;
+    for (int64_t k = 1; k < K; ++k)
+      if (b.p[k * b.ld + i] > b.p[best * b.ld + i]) best = k;
+    out.predictions[where] = best;
+    if (out.probs)
+      for (int64_t k = 0; k < K; ++k) out.probs[where * K + k] = b.p[k * b.ld + i];
+  }
+}
+
+// Rows per block where feature rows are read in blocks: 256 KB of them, so that they stay in L2.
+template <class T>
+int64_t rows_per_block(const Task& task) {
+  int64_t rows = 256;
+  while (rows > 2 * kWidth<T> && rows * task.dim * int64_t(sizeof(T)) > 256 * 1024) rows /= 2;
+  return rows;
+}
+
+// difference_k = w_k - w_K and shift_k = tau/2 (w_k - w_K) . (w_k + w_K), k < K - 1.
+template <class T>
+void weight_differences(const T* weights, int64_t classes, int64_t dim, T tau, T* difference, T* shift) {
+  const T* last = weights + (classes - 1) * dim;
+  for (int64_t k = 0; k < classes - 1; ++k) {
+    double sum = 0;
+    for (int64_t j = 0; j < dim; ++j) {
+      const T w = weights[k * dim + j];
+      difference[k * dim + j] = w - last[j];
+      sum += double(w - last[j]) * double(w + last[j]);
+    }
+    shift[k] = T(double(tau) / 2 * sum);
+  }
+}

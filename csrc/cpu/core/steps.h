@@ -1,0 +1,137 @@
+// The steps of TIM-ADM as functions of their own, for one task, in terms of the solvers' building blocks.
+// Arrays of the caller are sample-major, [N, K]; blocks are class-major.
+
+constexpr int64_t kStepRows = 128;  // samples per piece of work
+
+// log p and p of rows i0 .. i0 + n - 1 (n <= kStepRows).
+template <class T>
+void distance_softmax_step(const T* features, const T* weights, const StepShape& shape, T temperature, int64_t i0,
+                           int64_t n, T* probs, T* log_probs, void* work) {
+  Arena arena(work);
+  const int64_t K = shape.classes, d = shape.dim;
+  T* difference = arena.take<T>(K * d);
+  T* shift = arena.take<T>(K);
+  T* scale = arena.take<T>(kStepRows);
+  const T** x = arena.take<const T*>(kStepRows);
+  auto* labels = arena.take<typename Simd<T>::Int>(kStepRows);
+  Block<T> b{arena.take<T>(K * kStepRows), arena.take<T>(K * kStepRows), nullptr, kStepRows, labels,
+             (n + kWidth<T> - 1) / kWidth<T>, 0};
+  Sums<T> sums{arena.take<T>(K), nullptr, nullptr, T(0)};
+  auto* accumulators = reinterpret_cast<Vec<T>*>(arena.take<char>(2 * K * int64_t(sizeof(Vec<T>))));
+
+  weight_differences(weights, K, d, temperature, difference, shift);
+  for (int64_t i = 0; i < kStepRows; ++i) {
+    labels[i] = typename Simd<T>::Int(kPadding);
+    scale[i] = T(1);
+    x[i] = features + (i0 + (i < n ? i : 0)) * d;
+  }
+  for (int64_t j = 0; j < K * kStepRows; ++j) b.logits[j] = T(0);
+  dot_rows(x, scale, n, difference, K - 1, d, b.logits, kStepRows);
+  softmax_block<0, false>(K, Coefficients<T>{temperature, 0, 0, 1, 0}, shift, b, accumulators, sums);
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t k = 0; k < K; ++k) {
+      probs[(i0 + i) * K + k] = b.p[k * kStepRows + i];
+      log_probs[(i0 + i) * K + k] = b.logits[k * kStepRows + i];
+    }
+}
+
+// q_ik on queries, y_ik on support samples, 0 on padding.
+//   q_ik = softmax_k(power log p_ik - e log sum over Q of p_ik^power)
+template <class T>
+void q_update_step(const T* log_probs, const int64_t* labels, const StepShape& shape, T power, T marginal_power, T* q,
+                   void* work) {
+  Arena arena(work);
+  const int64_t K = shape.classes, N = shape.samples;
+  T* largest = arena.take<T>(K);
+  double* sum = arena.take<double>(K);
+  T* factor = arena.take<T>(K);
+  for (int64_t k = 0; k < K; ++k) {
+    largest[k] = -std::numeric_limits<T>::max();
+    sum[k] = 0;
+  }
+  for (int64_t i = 0; i < N; ++i)
+    if (labels[i] == kQuery)
+      for (int64_t k = 0; k < K; ++k) {
+        const T value = power * log_probs[i * K + k];
+        largest[k] = value > largest[k] ? value : largest[k];
+      }
+  constexpr int W = kWidth<T>;
+  auto values = [&](int64_t i, int64_t k, int64_t n) TIM_LAMBDA_INLINE {
+    return n < W ? load_row_tail<T>(log_probs + i * K + k, n) : load(log_probs + i * K + k);
+  };
+  auto each = [&](T* row, const T* offset, int64_t i, T top, T factor_sign) TIM_LAMBDA_INLINE {
+    // row[k] = exp(power log p_ik - offset_k - top), k in whole vectors with a padded tail
+    for (int64_t k = 0; k < K; k += W) {
+      const int64_t n = K - k < W ? K - k : W;
+      const Vec<T> o = n < W ? load_row_tail<T>(offset + k, n) : load(offset + k);
+      const Vec<T> e = vexp<T>(values(i, k, n) * power - o * factor_sign - top);
+      for (int64_t l = 0; l < n; ++l) row[k + l] = e[l];
+    }
+  };
+  for (int64_t i = 0; i < N; ++i)
+    if (labels[i] == kQuery) {
+      each(q + i * K, largest, i, T(0), T(1));
+      for (int64_t k = 0; k < K; ++k) sum[k] += double(q[i * K + k]);
+    }
+  for (int64_t k = 0; k < K; ++k) factor[k] = marginal_power * (largest[k] + T(__builtin_log(sum[k])));
+  for (int64_t i = 0; i < N; ++i) {
+    T* row = q + i * K;
+    if (labels[i] != kQuery) {
+      for (int64_t k = 0; k < K; ++k) row[k] = T(labels[i] == k);
+      continue;
+    }
+    T top = -std::numeric_limits<T>::max(), total = 0;
+    for (int64_t k = 0; k < K; ++k) {
+      const T value = power * log_probs[i * K + k] - factor[k];
+      top = value > top ? value : top;
+    }
+    each(row, factor, i, top, T(1));
+    for (int64_t k = 0; k < K; ++k) total += row[k];
+    for (int64_t k = 0; k < K; ++k) row[k] /= total;
+  }
+}
+
+// Columns c0 .. c0 + n - 1 of the new weights:
+//   w_k <- [ sum_i c_i (t_ik - p_ik) z_i + w_k sum_i c_i p_ik ] / sum_i c_i t_ik,   t = assignments, c_i = c_S or c_Q
+template <class T>
+void w_update_step(const T* features, const T* weights, const T* probs, const T* assignments, const int64_t* labels,
+                   const StepShape& shape, T support_weight, int64_t c0, int64_t n, T* out, void* work) {
+  Arena arena(work);
+  const int64_t K = shape.classes, N = shape.samples, d = shape.dim;
+  double* b = arena.take<double>(K);
+  double* t = arena.take<double>(K);
+  T* coef = arena.take<T>(K * kStepRows);
+  const T** x = arena.take<const T*>(kStepRows);
+  int64_t support = 0, query = 0;
+  for (int64_t i = 0; i < N; ++i) {
+    support += labels[i] >= 0;
+    query += labels[i] == kQuery;
+  }
+  const T query_weight = query > 0 ? T(double(support) / double(query)) : T(0);
+  for (int64_t k = 0; k < K; ++k) {
+    b[k] = t[k] = 0;
+    for (int64_t c = 0; c < n; ++c) out[k * d + c0 + c] = T(0);
+  }
+  for (int64_t i0 = 0; i0 < N; i0 += kStepRows) {
+    const int64_t rows = N - i0 < kStepRows ? N - i0 : kStepRows;
+    for (int64_t i = 0; i < rows; ++i) {
+      const int64_t label = labels[i0 + i];
+      const T c = label >= 0 ? support_weight : label == kQuery ? query_weight : T(0);
+      x[i] = features + (i0 + i) * d + c0;
+      for (int64_t k = 0; k < K; ++k) {
+        const T p = probs[(i0 + i) * K + k], target = assignments[(i0 + i) * K + k];
+        coef[k * kStepRows + i] = c == T(0) ? T(0) : c * (target - p);
+        b[k] += c == T(0) ? 0.0 : double(c * p);
+        t[k] += c == T(0) ? 0.0 : double(c * target);
+      }
+    }
+    accumulate_rows(x, rows, coef, kStepRows, K, n, out + c0, d);
+  }
+  for (int64_t k = 0; k < K; ++k)
+    for (int64_t c = c0; c < c0 + n; ++c) out[k * d + c] = (out[k * d + c] + T(b[k]) * weights[k * d + c]) / T(t[k]);
+}
+
+inline int64_t step_workspace(const StepShape& shape) {
+  const int64_t K = shape.classes;
+  return (K * shape.dim + K * (2 * kStepRows + 2 * 8 + 8) + 4 * kStepRows) * 8 + 2 * K * 64 + 16 * 64;
+}

@@ -1,0 +1,138 @@
+// The three inner products of the solvers, as register tiles of NR x NV vectors. NR = 4, NV = 3 fills
+// the 16 registers of AVX2: 12 accumulators, 3 loads, 1 broadcast; 12 multiply-adds for 7 loads.
+
+constexpr int kTileRows = 4, kTileVectors = 3;
+
+// Calls f(std::integral_constant<int, n>) for a run-time n in 1 .. Max.
+template <int Max, class F>
+TIM_INLINE void with_constant(int n, F&& f) {
+  if constexpr (Max > 1) {
+    if (n < Max) return with_constant<Max - 1>(n, f);
+  }
+  f(std::integral_constant<int, Max>{});
+}
+
+// Splits n columns into tiles of at most kTileRows whose sizes differ by at most one:
+// f(first, constant size).
+template <class F>
+TIM_INLINE void for_row_tiles(int64_t n, F&& f) {
+  int64_t tiles = (n + kTileRows - 1) / kTileRows;
+  for (int64_t t = 0; t < tiles; ++t) {
+    int64_t first = n * t / tiles, last = n * (t + 1) / tiles;
+    with_constant<kTileRows>(int(last - first), [&](auto size) { f(first, size); });
+  }
+}
+
+// acc[r][v] += sum_j a[j][v] b[r][j];  a: panel [n][Stride] vectors, b[r][j] at b[r * b_row + j * b_step].
+template <class T, int NR, int NV, int Stride>
+TIM_INLINE void multiply_tile(Vec<T> (&acc)[NR][NV], const T* a, const T* b, int64_t b_row, int64_t b_step,
+                              int64_t n) {
+  constexpr int W = kWidth<T>;
+  // Narrow tiles run several sums side by side, to cover the latency of the multiply-add.
+  constexpr int kSplit = NR * NV >= 8 ? 1 : NR * NV >= 4 ? 2 : 4;
+  auto step = [&](Vec<T>(&sum)[NR][NV], int64_t j) TIM_LAMBDA_INLINE {
+    Vec<T> av[NV];
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) av[v] = load(a + (j * Stride + v) * W);
+#pragma GCC unroll 8
+    for (int r = 0; r < NR; ++r) {
+      Vec<T> bv = splat<T>(b[r * b_row + j * b_step]);
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) sum[r][v] += av[v] * bv;
+    }
+  };
+  int64_t j = 0;
+  if constexpr (kSplit > 1) {
+    Vec<T> other[kSplit - 1][NR][NV] = {};
+    for (; j + kSplit <= n; j += kSplit) {
+      step(acc, j);
+#pragma GCC unroll 4
+      for (int s = 1; s < kSplit; ++s) step(other[s - 1], j + s);
+    }
+#pragma GCC unroll 4
+    for (int s = 1; s < kSplit; ++s)
+#pragma GCC unroll 8
+      for (int r = 0; r < NR; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; ++v) acc[r][v] += other[s - 1][r][v];
+  }
+  for (; j < n; ++j) step(acc, j);
+}
+
+// out[k * ld + i] = scale[i] * sum_c x_i[c] v[k * dim + c] for all k < columns, i < n.
+// Vectors run over c, so rows are read where they lie; each sum is the same whatever the tile.
+template <class T>
+void dot_rows(const T* const* x, const T* scale, int64_t n, const T* v, int64_t columns, int64_t dim, T* out,
+              int64_t ld) {
+  constexpr int W = kWidth<T>;
+  const int64_t whole = dim - dim % W;
+  for_row_tiles(columns, [&](int64_t k0, auto nr) {
+    constexpr int NR = decltype(nr)::value;
+    for (int64_t i0 = 0; i0 < n; i0 += kTileVectors) {
+      with_constant<kTileVectors>(int(n - i0 < kTileVectors ? n - i0 : kTileVectors), [&](auto ns) {
+        constexpr int NS = decltype(ns)::value;
+        Vec<T> acc[NR][NS] = {};
+        for (int64_t c = 0; c < whole; c += W) {
+          Vec<T> xv[NS];
+#pragma GCC unroll 8
+          for (int s = 0; s < NS; ++s) xv[s] = load(x[i0 + s] + c);
+#pragma GCC unroll 8
+          for (int r = 0; r < NR; ++r) {
+            Vec<T> vv = load(v + (k0 + r) * dim + c);
+#pragma GCC unroll 8
+            for (int s = 0; s < NS; ++s) acc[r][s] += xv[s] * vv;
+          }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < NR; ++r)
+#pragma GCC unroll 8
+          for (int s = 0; s < NS; ++s) {
+            T sum = reduce_add<T>(acc[r][s]);
+            for (int64_t c = whole; c < dim; ++c) sum += x[i0 + s][c] * v[(k0 + r) * dim + c];
+            out[(k0 + r) * ld + i0 + s] = sum * scale[i0 + s];
+          }
+      });
+    }
+  });
+}
+
+// out[k * out_ld + c] += sum_i coef[k * ld + i] x_i[c] for all k < columns, c < dim.
+template <class T>
+void accumulate_rows(const T* const* x, int64_t n, const T* coef, int64_t ld, int64_t columns, int64_t dim,
+                     T* out, int64_t out_ld) {
+  constexpr int W = kWidth<T>;
+  const int64_t whole = dim / W;
+  for (int64_t c0 = 0; c0 < whole; c0 += kTileVectors) {
+    with_constant<kTileVectors>(int(whole - c0 < kTileVectors ? whole - c0 : kTileVectors), [&](auto nv) {
+      constexpr int NV = decltype(nv)::value;
+      for_row_tiles(columns, [&](int64_t k0, auto nr) {
+        constexpr int NR = decltype(nr)::value;
+        Vec<T> acc[NR][NV] = {};
+        for (int64_t i = 0; i < n; ++i) {
+          Vec<T> xv[NV];
+#pragma GCC unroll 8
+          for (int v = 0; v < NV; ++v) xv[v] = load(x[i] + (c0 + v) * W);
+#pragma GCC unroll 8
+          for (int r = 0; r < NR; ++r) {
+            Vec<T> b = splat<T>(coef[(k0 + r) * ld + i]);
+#pragma GCC unroll 8
+            for (int v = 0; v < NV; ++v) acc[r][v] += xv[v] * b;
+          }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < NR; ++r)
+#pragma GCC unroll 8
+          for (int v = 0; v < NV; ++v) {
+            T* o = out + (k0 + r) * out_ld + (c0 + v) * W;
+            store(o, load(o) + acc[r][v]);
+          }
+      });
+    });
+  }
+  for (int64_t c = whole * W; c < dim; ++c)
+    for (int64_t k = 0; k < columns; ++k) {
+      T sum = 0;
+      for (int64_t i = 0; i < n; ++i) sum += coef[k * ld + i] * x[i][c];
+      out[k * out_ld + c] += sum;
+    }
+}

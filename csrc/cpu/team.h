@@ -1,0 +1,17 @@
+// torch's own thread pool as a Team for the core.
+#pragma once
+
+#include "common/torch_abi.h"
+#include "cpu/core/core.h"
+
+namespace tim_ext {
+
+inline void run_on_torch_threads(int64_t n, void (*body)(void*, int64_t), void* context) {
+  torch::stable::parallel_for(0, n, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) body(context, i);
+  });
+}
+
+inline Team torch_team() { return {static_cast<int>(torch::stable::get_num_threads()), run_on_torch_threads}; }
+
+}  // namespace tim_ext

@@ -1,0 +1,43 @@
+// The operators of tim_ext: every schema in one place. Kernels live in cpu/ and cuda/, one file
+// per operator, and register themselves for their device.
+//
+// A batch of tasks is flat. Sample r of the batch is row `rows[r]` of `features` (row r itself when
+// `rows` is absent); task t owns the samples offsets[t] .. offsets[t+1] and has classes[t] classes.
+//
+//   features  [M, d]   float32, float64, float16 or bfloat16
+//   rows      [R]      int64
+//   labels    [R]      int64: class of a support sample, -1 query, -100 padding
+//   offsets   [T + 1]  int64, on the CPU
+//   classes   [T]      int64, on the CPU
+//
+// Results are flat in the same order: probs [sum_t N_t K_t], weights [sum_t K_t, d]. The caller
+// passes those sizes (so that shapes never depend on data); 0 means "not wanted".
+// `status` [T, 3] says whether a task was refused: (code, position in the task, value), code 0 = fine;
+// common/status.h lists the codes.
+
+#include "common/torch_abi.h"
+
+STABLE_TORCH_LIBRARY(tim_ext, m) {
+  m.def(
+      "adm_solve(Tensor features, Tensor? rows, Tensor labels, Tensor offsets, Tensor classes, *, "
+      "float lam, float alpha, float beta, float temperature, float marginal_weight, "
+      "int iterations, float tol, bool normalize, str solver, "
+      "SymInt probs_size, SymInt weights_rows, bool history) -> "
+      "(Tensor probs, Tensor predictions, Tensor weights, Tensor iterations, Tensor history, "
+      "Tensor status)");
+
+  // Instruction set the CPU kernels use: "avx512", "avx2" or "baseline".
+  m.def("cpu_capability() -> str");
+
+  // The steps of TIM-ADM, for loops of one's own. T tasks of equal shape:
+  // features [T, N, d], weights [T, K, d], labels [T, N], the rest [T, N, K].
+  m.def(
+      "distance_softmax(Tensor features, Tensor weights, float temperature) -> "
+      "(Tensor probs, Tensor log_probs)");
+  m.def(
+      "q_update(Tensor log_probs, Tensor labels, float alpha, float beta, float marginal_weight) -> "
+      "Tensor assignments");
+  m.def(
+      "w_update(Tensor features, Tensor weights, Tensor probs, Tensor assignments, Tensor labels, "
+      "float lam, float alpha, float beta) -> Tensor weights");
+}
