@@ -14,6 +14,7 @@ class Dual {
   static constexpr int W = kWidth<T>;
   static constexpr int64_t kBlockSamples = kBlockLanes, kChunk = 128;  // kChunk: features per step of the Gram product
 
+  static constexpr bool kNeedsLog = false;
   int64_t blocks;
 
   Dual(const Task& task, const AdmParams& params, const T* scale, const Team& team, void* work)
@@ -27,6 +28,8 @@ class Dual {
     for (T** array : {&weights_, &difference_, &logits_, &p_, &x_}) *array = arena.take<T>(K * lanes_);
     before_ = params.tol > 0 ? arena.take<T>(K * lanes_) : nullptr;
     labels_ = arena.take<typename Simd<T>::Int>(lanes_);
+    log_total_ = arena.take<T>(lanes_);
+    inverse_ = arena.take<T>(lanes_);
     shift_parts_ = reinterpret_cast<Vec<T>*>(arena.take<char>(panels() * K * int64_t(sizeof(Vec<T>))));
     state = take_class_state<T>(arena, K, blocks, blocks);
     // The packed features are needed only before the first iteration, the row blocks only after the last.
@@ -113,8 +116,8 @@ class Dual {
   int64_t end_of(int64_t b) const { return (b + 1) * kBlockSamples < lanes_ ? (b + 1) * kBlockSamples : lanes_; }
   Block<T> block(int64_t b) {
     const int64_t first = b * kBlockSamples, queries_from = task_.support / W - first / W;
-    return {logits_ + first, p_ + first, x_ + first, lanes_, labels_ + first, (end_of(b) - first) / W,
-            queries_from > 0 ? queries_from : 0};
+    return {logits_ + first, log_total_ + first, inverse_ + first, p_ + first, x_ + first, lanes_, labels_ + first,
+            (end_of(b) - first) / W, queries_from > 0 ? queries_from : 0, b == blocks - 1};
   }
   template <class F>
   void each(F f) {
@@ -260,7 +263,7 @@ class Dual {
   const Team& team_;
   Coefficients<T> c_;
   int64_t lanes_, vectors_, bytes_;
-  T *gram_, *weights_, *difference_, *logits_, *p_, *x_, *before_, *packed_, *coefficients_, *converted_;
+  T *gram_, *weights_, *difference_, *logits_, *log_total_, *inverse_, *p_, *x_, *before_, *packed_, *coefficients_, *converted_;
   const T** pointers_;
   typename Simd<T>::Int* labels_;
   Vec<T>* shift_parts_;  // [panels][K - 1]

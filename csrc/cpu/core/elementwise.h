@@ -1,22 +1,22 @@
 // The parts of an iteration that work on one sample at a time, vectorised over samples. Both forms of the
 // solver use them on blocks of samples; sums over samples leave a block as partial sums.
 //
-// KT is the number of classes where it is known at compile time (everything then stays in registers),
-// 0 where it is not.
+// KT is the number of classes where it is known at compile time (loops over classes are then unrolled), 0 where
+// it is not. Logits and log-probabilities are in units of log 2 throughout: see vexp2.
 
-// Weights of the updates (DESIGN of TIM-ADM: c_S, c_Q and the exponents of the q-update).
+// Weights of the updates.
 template <class T>
 struct Coefficients {
-  T tau;
-  T support, query;   // c_S = lam / (beta + alpha), c_Q = |S| / |Q|
-  T power;            // 1 + alpha / beta
-  T marginal_power;   // m / (m + beta)
+  T tau;             // temperature / ln 2
+  T support, query;  // c_S = lam / (beta + alpha), c_Q = |S| / |Q|
+  T power;           // 1 + alpha / beta
+  T marginal_power;  // m / (m + beta)
 };
 
 template <class T>
 Coefficients<T> coefficients(const AdmParams& p, const Task& task) {
-  double query = task.query > 0 ? double(task.support) / double(task.query) : 0.0;
-  return {T(p.temperature), T(p.lam / (p.beta + p.alpha)), T(query), T(1 + p.alpha / p.beta),
+  const double query = task.query > 0 ? double(task.support) / double(task.query) : 0.0;
+  return {T(p.temperature * kLog2e), T(p.lam / (p.beta + p.alpha)), T(query), T(1 + p.alpha / p.beta),
           T(p.marginal_weight / (p.marginal_weight + p.beta))};
 }
 
@@ -25,13 +25,16 @@ constexpr int64_t kBlockLanes = 512;  // at most, in one block
 // A block of samples, class-major: element (k, i) of an array at [k * ld + i].
 template <class T>
 struct Block {
-  T* logits;  // in: z_i . (w_k - w_K) for k < K - 1; after softmax_block: log p_ik for all k
-  T* p;       // p_ik
-  T* x;       // p_ik^power, then the right-hand side X_ik of the w-update
+  T* logits;     // z_i . (w_k - w_K) for k < K - 1; then l_ik = logit_ik - logit_iK; log p_ik for all k on demand
+  T* log_total;  // log sum_k exp(l_ik)
+  T* inverse;    // 1 / sum_k exp(l_ik)
+  T* p;          // exp(l_ik) for k < K - 1, so that p_ik = p * inverse; p_ik itself for all k on demand
+  T* x;          // p_ik^power, then the right-hand side X_ik of the w-update
   int64_t ld;
   const typename Simd<T>::Int* labels;  // class, kQuery or kPadding for every lane
   int64_t vectors;                      // the block has `vectors` * width lanes
   int64_t first_query;                  // vectors before this one hold no query
+  bool ends;                            // whether the last vector may hold padding
 };
 
 template <class T>
@@ -53,174 +56,205 @@ struct Sums {
   T* p;        // [K] sum_i c_i p_ik, c_i = c_S on S and c_Q on Q
   T* power;    // [K] sum over Q of p_ik^power
   T* q;        // [K] sum over Q of q_ik
-  T smallest;  // min over Q of power * log p_ik: whether p^power is safe from underflow
+  T smallest;  // a lower bound of power * log p_ik: whether p^power is safe from underflow
 };
 
-// log p, p and (where a block has queries and with_query) p^power, with their sums.
-//   logit_ik - logit_iK = tau * z_i . (w_k - w_K) - shift_k,   shift_k = tau / 2 (||w_k||^2 - ||w_K||^2)
+// log p_ik = l_ik - log_total_i in place of l_ik, and p_ik in place of exp(l_ik).
+template <class T>
+TIM_INLINE void finish_block(int64_t classes, const Block<T>& b) {
+  constexpr int W = kWidth<T>;
+  for (int64_t k = 0; k < classes; ++k)
+    for (int64_t v = 0; v < b.vectors; ++v) {
+      T* logits = b.logits + k * b.ld + v * W;
+      T* p = b.p + k * b.ld + v * W;
+      const Vec<T> log_total = load(b.log_total + v * W), inverse = load(b.inverse + v * W);
+      store(logits, k < classes - 1 ? load(logits) - log_total : -log_total);
+      store(p, k < classes - 1 ? load(p) * inverse : inverse);
+    }
+}
+
+// A vector of a block: which lanes hold queries, and the weight c_i of each.
+enum class Lanes { support, query, mixed };
+
+// f(v, constant Lanes) for every vector; only the first with queries and the last one can be mixed.
+template <class T, class F>
+TIM_INLINE void for_vectors(const Block<T>& b, F&& f) {
+  const int64_t first = b.first_query < b.vectors ? b.first_query : b.vectors;
+  const int64_t last = b.ends && b.vectors > first ? b.vectors - 1 : b.vectors;
+  for (int64_t v = 0; v < first; ++v) f(v, std::integral_constant<Lanes, Lanes::support>{});
+  if (first < last) f(first, std::integral_constant<Lanes, Lanes::mixed>{});
+  for (int64_t v = first + 1; v < last; ++v) f(v, std::integral_constant<Lanes, Lanes::query>{});
+  if (last < b.vectors) f(last, std::integral_constant<Lanes, Lanes::mixed>{});
+}
+
+// For extreme logits: log_total = max l + log sum exp(l - max l), inverse = exp(-log_total) but not below the
+// range of T, and exp(l) replaced by p / inverse, so that p = exp(l) * inverse holds without overflow.
+template <class T>
+TIM_INLINE void shifted_softmax_block(int64_t classes, const Block<T>& b) {
+  constexpr int W = kWidth<T>;
+  for (int64_t v = 0; v < b.vectors; ++v) {
+    auto l = [&](int64_t k) { return k < classes - 1 ? load(b.logits + k * b.ld + v * W) : Vec<T>{}; };
+    Vec<T> top = Vec<T>{}, total = Vec<T>{};
+    for (int64_t k = 0; k < classes; ++k) top = vmax(top, l(k));
+    for (int64_t k = 0; k < classes; ++k) total += vexp2<T>(l(k) - top);
+    const Vec<T> log_total = top + vlog2<T>(total), inverse = vexp2<T>(-log_total);
+    store(b.log_total + v * W, log_total);
+    store(b.inverse + v * W, inverse);
+    for (int64_t k = 0; k < classes - 1; ++k)
+      store(b.p + k * b.ld + v * W, vexp2<T>(l(k) - log_total) / inverse);
+  }
+}
+
+// exp(l), its sum over k and (with_query) p^power, with the sums over samples.
+//   l_ik = tau * z_i . (w_k - w_K) - shift_k,   shift_k = tau / 2 (||w_k||^2 - ||w_K||^2),   l_iK = 0
 // Three sweeps instead of one: each has a short chain of dependent operations, so that vectors overlap.
 template <int KT, bool with_query, class T>
 TIM_INLINE void softmax_block(int64_t classes, const Coefficients<T>& c, const T* shift, const Block<T>& b,
                               Vec<T>* accumulators, Sums<T>& sums) {
   constexpr int W = kWidth<T>;
   const int64_t K = KT ? KT : classes;
-  alignas(64) T inverse[kBlockLanes], log_total[kBlockLanes];
 
-  // exp(l - max l), unnormalised, and their total.
+  // Without the usual shift by the largest logit: l_iK = 0 makes it needless in all but extreme cases.
+  Vec<T> highest = Vec<T>{}, lowest = Vec<T>{};
   for (int64_t v = 0; v < b.vectors; ++v) {
-    T* logits = b.logits + v * W;
-    T* p = b.p + v * W;
-    Vec<T> l[KT ? KT : 1];
-    Vec<T> top = Vec<T>{};  // logit of class K
+    Vec<T> total = splat<T>(1);
 #pragma GCC unroll 16
     for (int64_t k = 0; k < K - 1; ++k) {
-      Vec<T> value = load(logits + k * b.ld) * c.tau - shift[k];
-      if constexpr (KT > 0)
-        l[k] = value;
-      else
-        store(logits + k * b.ld, value);
-      top = vmax(top, value);
+      T* logits = b.logits + k * b.ld + v * W;
+      const Vec<T> l = load(logits) * c.tau - shift[k];
+      store(logits, l);
+      highest = vmax(highest, l);
+      lowest = vmin(lowest, l);
+      const Vec<T> e = vexp2<T>(l);
+      store(b.p + k * b.ld + v * W, e);
+      total += e;
     }
-    if constexpr (KT == 0) store(logits + (K - 1) * b.ld, Vec<T>{});
-    Vec<T> total = Vec<T>{};
-#pragma GCC unroll 16
-    for (int64_t k = 0; k < K; ++k) {
-      Vec<T> value;
-      if constexpr (KT > 0)
-        value = k < K - 1 ? l[k] - top : -top;
-      else
-        value = load(logits + k * b.ld) - top;
-      store(logits + k * b.ld, value);
-      value = vexp<T>(value);
-      store(p + k * b.ld, value);
-      total += value;
+    store(b.inverse + v * W, total);
+  }
+  Vec<T> longest = Vec<T>{};
+  if (reduce_max<T>(highest) < -Simd<T>::exp2_min - 16) {
+    for (int64_t v = 0; v < b.vectors; ++v) {
+      const Vec<T> total = load(b.inverse + v * W), log_total = vlog2<T>(total);
+      store(b.log_total + v * W, log_total);
+      store(b.inverse + v * W, T(1) / total);
+      longest = vmax(longest, log_total);
     }
-    store(inverse + v * W, total);
+  } else {
+    shifted_softmax_block(K, b);  // some exponential may have overflowed
+    longest = splat<T>(std::numeric_limits<T>::max());
   }
-  for (int64_t v = 0; v < b.vectors; ++v) {
-    Vec<T> total = load(inverse + v * W);
-    store(log_total + v * W, vlog<T>(total));
-    store(inverse + v * W, T(1) / total);
-  }
+  sums.smallest = (-reduce_max<T>(-lowest) - reduce_max<T>(longest)) * c.power;
 
   Vec<T> fixed[KT ? 2 * KT : 1];
   Vec<T>* acc = KT ? fixed : accumulators;
   for (int64_t k = 0; k < 2 * K; ++k) acc[k] = Vec<T>{};
-  Vec<T> smallest = Vec<T>{};
-  auto normalise = [&](int64_t v, auto query_here) TIM_LAMBDA_INLINE {
-    T* logits = b.logits + v * W;
-    T* p = b.p + v * W;
-    T* x = b.x + v * W;
+  for_vectors(b, [&](int64_t v, auto kind) TIM_LAMBDA_INLINE {
+    constexpr Lanes lanes = decltype(kind)::value;
     const IVec<T> labels = load_labels(b, v);
     const IVec<T> is_query = labels == typename Simd<T>::Int(kQuery);
-    const Vec<T> weight = sample_weight<T>(labels, c);
-    const Vec<T> inv = load(inverse + v * W), lt = load(log_total + v * W);
-    Vec<T> least = Vec<T>{};
+    const Vec<T> inverse = load(b.inverse + v * W);
+    const Vec<T> weight = (lanes == Lanes::mixed     ? sample_weight<T>(labels, c)
+                           : lanes == Lanes::support ? splat(c.support)
+                                                     : splat(c.query)) *
+                          inverse;
+    [[maybe_unused]] const Vec<T> log_total = load(b.log_total + v * W) * c.power;
 #pragma GCC unroll 16
     for (int64_t k = 0; k < K; ++k) {
-      const Vec<T> value = load(p + k * b.ld) * inv, log_p = load(logits + k * b.ld) - lt;
-      store(p + k * b.ld, value);
-      store(logits + k * b.ld, log_p);
-      acc[k] += weight * value;
-      if constexpr (decltype(query_here)::value) {
-        least = vmin(least, log_p);
-        Vec<T> powered = vexp<T>(log_p * c.power);
-        store(x + k * b.ld, powered);
-        acc[K + k] += keep<T>(is_query, powered);
+      const int64_t at = k * b.ld + v * W;
+      if (k < K - 1)
+        acc[k] += weight * load(b.p + at);
+      else
+        acc[k] += weight;
+      if constexpr (with_query && lanes != Lanes::support) {
+        const Vec<T> powered = vexp2<T>(k < K - 1 ? load(b.logits + at) * c.power - log_total : -log_total);
+        store(b.x + at, powered);
+        acc[K + k] += lanes == Lanes::mixed ? keep<T>(is_query, powered) : powered;
       }
     }
-    if constexpr (decltype(query_here)::value) smallest = vmin(smallest, keep<T>(is_query, least));
-  };
-  const int64_t plain = with_query ? (b.first_query < b.vectors ? b.first_query : b.vectors) : b.vectors;
-  for (int64_t v = 0; v < plain; ++v) normalise(v, std::false_type{});
-  for (int64_t v = plain; v < b.vectors; ++v) normalise(v, std::true_type{});
+  });
   for (int64_t k = 0; k < K; ++k) {
     sums.p[k] = reduce_add<T>(acc[k]);
     if constexpr (with_query) sums.power[k] = reduce_add<T>(acc[K + k]);
   }
-  sums.smallest = -reduce_max<T>(-smallest) * c.power;
 }
 
-// p and p^power from log p: what softmax_block left, without storing it for all samples.
+// How q_block finds p: from exp(l) and inverse, or, after finish_block or restore_block, as it is; and q:
+//   not exact: q_ik proportional to p_ik^power * factor_k,   factor_k = (sum over Q p_ik^power)^-e
+//   exact:     q_ik = softmax_k(power log p_ik - factor_k),   factor_k = e log sum over Q p_ik^power
+enum class From { softmax, finished, finished_exact };
+
+// q_ik and X_ik = c_i (t_ik - p_ik), t = y on S and q on Q.
+template <int KT, From from, class T>
+TIM_INLINE void q_block(int64_t classes, const Coefficients<T>& c, const T* factor, const Block<T>& b,
+                        Vec<T>* accumulators, Sums<T>& sums) {
+  constexpr int W = kWidth<T>;
+  const int64_t K = KT ? KT : classes;
+  constexpr bool exact = from == From::finished_exact;
+  alignas(64) T q_inverse[kBlockLanes];
+
+  // q unnormalised, and 1 / its total.
+  for (int64_t v = b.first_query; v < b.vectors; ++v) {
+    Vec<T> total = Vec<T>{};
+    Vec<T> top = splat<T>(-std::numeric_limits<T>::max());
+    if constexpr (exact)
+      for (int64_t k = 0; k < K; ++k) top = vmax(top, load(b.logits + k * b.ld + v * W) * c.power - factor[k]);
+#pragma GCC unroll 16
+    for (int64_t k = 0; k < K; ++k) {
+      const int64_t at = k * b.ld + v * W;
+      if constexpr (exact) {
+        const Vec<T> q = vexp2<T>(load(b.logits + at) * c.power - factor[k] - top);
+        store(b.x + at, q);
+        total += q;
+      } else {
+        total += load(b.x + at) * factor[k];
+      }
+    }
+    store(q_inverse + v * W, T(1) / total);
+  }
+  Vec<T> fixed[KT ? KT : 1];
+  Vec<T>* acc = KT ? fixed : accumulators;
+  for (int64_t k = 0; k < K; ++k) acc[k] = Vec<T>{};
+  for_vectors(b, [&](int64_t v, auto kind) TIM_LAMBDA_INLINE {
+    constexpr Lanes lanes = decltype(kind)::value;
+    const IVec<T> labels = load_labels(b, v);
+    const Vec<T> inverse = load(b.inverse + v * W);
+    const Vec<T> weight = lanes == Lanes::mixed     ? sample_weight<T>(labels, c)
+                          : lanes == Lanes::support ? splat(c.support)
+                                                    : splat(c.query);
+    Vec<T> scale = Vec<T>{};
+    if constexpr (lanes != Lanes::support) scale = load(q_inverse + v * W);
+    if constexpr (lanes == Lanes::mixed) scale = keep<T>(labels == typename Simd<T>::Int(kQuery), scale);
+#pragma GCC unroll 16
+    for (int64_t k = 0; k < K; ++k) {
+      const int64_t at = k * b.ld + v * W;
+      Vec<T> target = Vec<T>{};
+      if constexpr (lanes != Lanes::support) {
+        target = load(b.x + at) * scale;
+        if constexpr (!exact) target = target * factor[k];
+        acc[k] += target;
+      }
+      if constexpr (lanes != Lanes::query) target += class_mask<T>(labels, k);
+      Vec<T> p = inverse;
+      if (from != From::softmax)
+        p = load(b.p + at);
+      else if (k < K - 1)
+        p = load(b.p + at) * inverse;
+      store(b.x + at, weight * (target - p));
+    }
+  });
+  for (int64_t k = 0; k < K; ++k) sums.q[k] = reduce_add<T>(acc[k]);
+}
+
+// p and p^power from log p, for blocks that keep nothing else.
 template <class T>
 TIM_INLINE void restore_block(int64_t classes, const Coefficients<T>& c, const Block<T>& b) {
   constexpr int W = kWidth<T>;
   for (int64_t k = 0; k < classes; ++k)
     for (int64_t v = 0; v < b.vectors; ++v) {
-      Vec<T> log_p = load(b.logits + k * b.ld + v * W);
-      store(b.p + k * b.ld + v * W, vexp<T>(log_p));
-      if (v >= b.first_query) store(b.x + k * b.ld + v * W, vexp<T>(log_p * c.power));
+      const Vec<T> log_p = load(b.logits + k * b.ld + v * W);
+      store(b.p + k * b.ld + v * W, vexp2<T>(log_p));
+      if (v >= b.first_query) store(b.x + k * b.ld + v * W, vexp2<T>(log_p * c.power));
     }
-}
-
-// q_ik and X_ik = c_i (t_ik - p_ik), t = y on S and q on Q.
-//   exact = false: q_ik proportional to p_ik^power * factor_k,      factor_k = (sum over Q p_ik^power)^-e
-//   exact = true:  q_ik = softmax_k(power log p_ik - factor_k),      factor_k = e log sum over Q p_ik^power
-template <int KT, bool exact, class T>
-TIM_INLINE void q_block(int64_t classes, const Coefficients<T>& c, const T* factor, const Block<T>& b,
-                        Vec<T>* accumulators, Sums<T>& sums) {
-  constexpr int W = kWidth<T>;
-  const int64_t K = KT ? KT : classes;
-  alignas(64) T inverse[kBlockLanes];
-  const int64_t plain = b.first_query < b.vectors ? b.first_query : b.vectors;  // support only
-
-  for (int64_t v = 0; v < plain; ++v) {
-    const IVec<T> labels = load_labels(b, v);
-#pragma GCC unroll 16
-    for (int64_t k = 0; k < K; ++k) {
-      const Vec<T> p = load(b.p + k * b.ld + v * W);
-      store(b.x + k * b.ld + v * W, (class_mask<T>(labels, k) - p) * c.support);
-    }
-  }
-  // q unnormalised, and 1 / total.
-  for (int64_t v = plain; v < b.vectors; ++v) {
-    const T* log_p = b.logits + v * W;
-    T* x = b.x + v * W;
-    Vec<T> total = Vec<T>{};
-    Vec<T> top = splat<T>(-std::numeric_limits<T>::max());
-    if constexpr (exact)
-      for (int64_t k = 0; k < K; ++k) top = vmax(top, load(log_p + k * b.ld) * c.power - factor[k]);
-#pragma GCC unroll 16
-    for (int64_t k = 0; k < K; ++k) {
-      Vec<T> value;
-      if constexpr (exact)
-        value = vexp<T>(load(log_p + k * b.ld) * c.power - factor[k] - top);
-      else
-        value = load(x + k * b.ld) * factor[k];
-      if constexpr (exact) store(x + k * b.ld, value);
-      total += value;
-    }
-    store(inverse + v * W, T(1) / total);
-  }
-  Vec<T> fixed[KT ? KT : 1];
-  Vec<T>* acc = KT ? fixed : accumulators;
-  for (int64_t k = 0; k < K; ++k) acc[k] = Vec<T>{};
-  // A vector that holds the last support samples and the first queries takes both roles.
-  auto right_hand_side = [&](int64_t v, auto mixed) TIM_LAMBDA_INLINE {
-    constexpr bool is_mixed = decltype(mixed)::value;
-    const T* p = b.p + v * W;
-    T* x = b.x + v * W;
-    const IVec<T> labels = load_labels(b, v);
-    const Vec<T> weight = is_mixed ? sample_weight<T>(labels, c) : splat(c.query);
-    Vec<T> inv = load(inverse + v * W);
-    if constexpr (is_mixed) inv = keep<T>(labels == typename Simd<T>::Int(kQuery), inv);
-#pragma GCC unroll 16
-    for (int64_t k = 0; k < K; ++k) {
-      Vec<T> value = load(x + k * b.ld) * inv;
-      if constexpr (!exact) value = value * factor[k];
-      acc[k] += value;
-      if constexpr (is_mixed) value += class_mask<T>(labels, k);
-      store(x + k * b.ld, weight * (value - load(p + k * b.ld)));
-    }
-  };
-  // The first query vector may hold support lanes, the last one padding.
-  for (int64_t v = plain; v < b.vectors; ++v) {
-    if (v == plain || v == b.vectors - 1)
-      right_hand_side(v, std::true_type{});
-    else
-      right_hand_side(v, std::false_type{});
-  }
-  for (int64_t k = 0; k < K; ++k) sums.q[k] = reduce_add<T>(acc[k]);
 }
 
 // For the exact q-update, where p^power may underflow: column maxima and shifted sums of power * log p.
@@ -236,13 +270,13 @@ TIM_INLINE void column_block(int64_t classes, const Coefficients<T>& c, const Bl
       if constexpr (phase == 1)
         acc = vmax(acc, is_query ? exponent : splat<T>(-std::numeric_limits<T>::max()));
       else
-        acc += keep<T>(is_query, vexp<T>(exponent - largest[k]));
+        acc += keep<T>(is_query, vexp2<T>(exponent - largest[k]));
     }
     out[k] = phase == 1 ? reduce_max<T>(acc) : reduce_add<T>(acc);
   }
 }
 
-// Sums for the loss terms, from log p and p: out[0] = sum over S of log p_i,y(i), out[1] = sum over Q, k of
+// Sums for the loss terms, after finish_block: out[0] = sum over S of log p_i,y(i), out[1] = sum over Q, k of
 // p log p, out[2 + k] = sum over Q of p_ik.
 template <class T>
 TIM_INLINE void history_block(int64_t classes, const Block<T>& b, T* out) {
@@ -264,7 +298,7 @@ TIM_INLINE void history_block(int64_t classes, const Block<T>& b, T* out) {
   out[1] = reduce_add<T>(conditional);
 }
 
-// max |p - before| over the real samples of a block; copies p into `before`.
+// max |p - before| over the real samples of a block after finish_block; copies p into `before`.
 template <class T>
 TIM_INLINE T change_block(int64_t classes, const Block<T>& b, T* before) {
   constexpr int W = kWidth<T>;
@@ -283,5 +317,5 @@ TIM_INLINE T change_block(int64_t classes, const Block<T>& b, T* before) {
 template <class T>
 TIM_INLINE void marginal_factors(int64_t classes, const Coefficients<T>& c, const T* s, T* factor) {
   for (int64_t k = 0; k < classes; k += kWidth<T>)
-    store(factor + k, vexp<T>(vlog<T>(load(s + k)) * -c.marginal_power));
+    store(factor + k, vexp2<T>(vlog2<T>(load(s + k)) * -c.marginal_power));
 }

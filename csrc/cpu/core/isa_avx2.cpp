@@ -1,4 +1,8 @@
 // The kernels for AVX2 and FMA.
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include <limits>
 #include <type_traits>
 #include <utility>

@@ -1,4 +1,8 @@
 // The kernels for whatever every machine of the architecture has.
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include <limits>
 #include <type_traits>
 #include <utility>

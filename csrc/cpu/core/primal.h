@@ -14,6 +14,7 @@ class Primal {
   static constexpr int W = kWidth<T>;
   static constexpr int64_t kMaxChunks = 32;
 
+  static constexpr bool kNeedsLog = true;  // p is not kept: restore_block makes it from log p
   int64_t blocks;
 
   Primal(const Task& task, const AdmParams& params, const T* scale, const Team& team, void* work)
@@ -31,6 +32,8 @@ class Primal {
     labels_ = arena.take<typename Simd<T>::Int>(blocks * rows_);
     sums_ = arena.take<T>(chunks_ * K * task.dim);
     p_ = arena.take<T>(chunks_ * K * rows_);
+    log_total_ = arena.take<T>(chunks_ * rows_);
+    inverse_ = arena.take<T>(chunks_ * rows_);
     x_ = arena.take<T>(chunks_ * K * rows_);
     pointers_ = arena.take<const T*>(chunks_ * rows_);
     converted_ = rows_need_scratch<T>(task) ? arena.take<T>(chunks_ * rows_ * task.dim) : nullptr;
@@ -134,8 +137,16 @@ class Primal {
       const int64_t end = (chunk + 1) * chunk_blocks_ < blocks ? (chunk + 1) * chunk_blocks_ : blocks;
       for (int64_t b = chunk * chunk_blocks_; b < end; ++b) {
         const int64_t K = task_.classes, queries_from = (task_.support - b * rows_) / W;
-        Block<T> block{logits_ + b * rows_ * K, p_ + chunk * K * rows_, x_ + chunk * K * rows_, rows_,
-                       labels_ + b * rows_, (count(b) + W - 1) / W, queries_from > 0 ? queries_from : 0};
+        Block<T> block{logits_ + b * rows_ * K,
+                       log_total_ + chunk * rows_,
+                       inverse_ + chunk * rows_,
+                       p_ + chunk * K * rows_,
+                       x_ + chunk * K * rows_,
+                       rows_,
+                       labels_ + b * rows_,
+                       (count(b) + W - 1) / W,
+                       queries_from > 0 ? queries_from : 0,
+                       b == blocks - 1};
         f(block, b, chunk);
       }
     });
@@ -149,7 +160,7 @@ class Primal {
   const Team& team_;
   Coefficients<T> c_;
   int64_t rows_, chunk_blocks_, chunks_, bytes_;
-  T *weights_, *difference_, *logits_, *before_, *sums_, *p_, *x_, *converted_;
+  T *weights_, *difference_, *logits_, *before_, *sums_, *log_total_, *inverse_, *p_, *x_, *converted_;
   const T** pointers_;
   typename Simd<T>::Int* labels_;
 };

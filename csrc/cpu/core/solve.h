@@ -32,6 +32,10 @@ TIM_INLINE void run(const Team& team, int64_t n, F f) {
 // Partial sums of every block, added in block order (in double) so that the result depends on nothing else.
 template <class T>
 TIM_INLINE void combine(const T* parts, int64_t blocks, int64_t stride, int64_t n, T* out) {
+  if (blocks == 1) {
+    for (int64_t j = 0; j < n; ++j) out[j] = parts[j];
+    return;
+  }
   for (int64_t j = 0; j < n; ++j) {
     double sum = 0;
     for (int64_t b = 0; b < blocks; ++b) sum += double(parts[b * stride + j]);
@@ -76,14 +80,14 @@ void write_history(const Task& task, const ClassState<T>& s, int64_t blocks, T* 
     for (int64_t b = 0; b < blocks; ++b) sum += double(s.history[b * (s.stride + 2) + j]);
     return sum;
   };
-  row[0] = T(-total(0) / double(task.support));
+  row[0] = T(-kLn2 * total(0) / double(task.support));
   double marginal = 0, conditional = 0;
   if (task.query > 0) {
     for (int64_t k = 0; k < task.classes; ++k) {
       double share = total(2 + k) / double(task.query);
       if (share > 0) marginal -= share * __builtin_log(share);
     }
-    conditional = -total(1) / double(task.query);
+    conditional = -kLn2 * total(1) / double(task.query);
   }
   row[1] = T(marginal);
   row[2] = T(conditional);
@@ -91,16 +95,18 @@ void write_history(const Task& task, const ClassState<T>& s, int64_t blocks, T* 
 
 // The iterations of TIM-ADM. `Form` is the dual or the primal form; it provides
 //   softmax_pass(f)  every block with z_i . (w_k - w_K) in block.logits and s.shift set, then f(block, b, slot)
-//   q_pass(f)        every block with log p, p, p^power; f leaves X in block.x, which the form consumes
-//   each_block(f)    every block with log p
+//   q_pass(f)        every block with p and p^power; f leaves X in block.x, which the form consumes
+//   each_block(f)    every block, as softmax_block left its logits
+//   kNeedsLog        whether blocks must be finished (log p in place of l) after every softmax
 //   update()         the new W from X, s.p (B_k) and s.q
 //   before(b)        p of the previous iteration, if params.tol > 0
-// Returns the number of updates made; log p then belongs to the last W.
+// Returns the number of updates made; all blocks are then finished and belong to the last W.
 template <int KT, class T, class Form>
 int64_t iterate(Form& form, const Task& task, const AdmParams& params, const Coefficients<T>& c, ClassState<T>& s,
                 T* history) {
   const int64_t K = task.classes, blocks = form.blocks;
   const int64_t planned = task.query > 0 ? params.iterations : 0;
+  const bool finish = Form::kNeedsLog || history || params.tol > 0;
   auto part = [&](int64_t b, int which) { return s.parts + (b * 4 + which) * s.stride; };
   auto sums_of = [&](int64_t b) { return Sums<T>{part(b, 0), part(b, 1), part(b, 2), T(0)}; };
   auto gather = [&](int which, T* out) { combine(part(0, which), blocks, 4 * s.stride, K, out); };
@@ -114,6 +120,7 @@ int64_t iterate(Form& form, const Task& task, const AdmParams& params, const Coe
       else
         softmax_block<KT, false>(K, c, s.shift, block, s.accumulators + slot * 2 * K, sums);
       s.smallest[b] = sums.smallest;
+      if (finish || !more) finish_block(K, block);
       if (history) history_block(K, block, s.history + b * (s.stride + 2));
       if (params.tol > 0) part(b, 3)[0] = change_block(K, block, form.before(b));
     });
@@ -128,16 +135,22 @@ int64_t iterate(Form& form, const Task& task, const AdmParams& params, const Coe
     gather(0, s.p);
     T smallest = 0;
     for (int64_t b = 0; b < blocks; ++b) smallest = s.smallest[b] < smallest ? s.smallest[b] : smallest;
-    if (smallest > Simd<T>::exp_min + 1) {
+    if (smallest > Simd<T>::exp2_min) {
       gather(1, s.power);
       marginal_factors(K, c, s.power, s.factor);
       form.q_pass([&](Block<T>& block, int64_t b, int64_t slot) {
         Sums<T> sums = sums_of(b);
-        q_block<KT, false>(K, c, s.factor, block, s.accumulators + slot * 2 * K, sums);
+        if (finish)
+          q_block<0, From::finished>(K, c, s.factor, block, s.accumulators + slot * 2 * K, sums);
+        else
+          q_block<KT, From::softmax>(K, c, s.factor, block, s.accumulators + slot * 2 * K, sums);
       });
     } else {
       // p^power underflows somewhere: the same update with every sum in the log domain.
-      form.each_block([&](Block<T>& block, int64_t b) { column_block<1>(K, c, block, s.largest, part(b, 1)); });
+      form.each_block([&](Block<T>& block, int64_t b) {
+        if (!finish) finish_block(K, block);
+        column_block<1>(K, c, block, s.largest, part(b, 1));
+      });
       for (int64_t k = 0; k < K; ++k) {
         s.largest[k] = part(0, 1)[k];
         for (int64_t b = 1; b < blocks; ++b)
@@ -146,10 +159,10 @@ int64_t iterate(Form& form, const Task& task, const AdmParams& params, const Coe
       form.each_block([&](Block<T>& block, int64_t b) { column_block<2>(K, c, block, s.largest, part(b, 1)); });
       gather(1, s.power);
       for (int64_t k = 0; k < K; ++k)
-        s.factor[k] = c.marginal_power * (s.largest[k] + T(__builtin_log(double(s.power[k]))));
+        s.factor[k] = c.marginal_power * (s.largest[k] + T(__builtin_log2(double(s.power[k]))));
       form.q_pass([&](Block<T>& block, int64_t b, int64_t slot) {
         Sums<T> sums = sums_of(b);
-        q_block<0, true>(K, c, s.factor, block, s.accumulators + slot * 2 * K, sums);
+        q_block<0, From::finished_exact>(K, c, s.factor, block, s.accumulators + slot * 2 * K, sums);
       });
     }
     gather(2, s.q);

@@ -14,12 +14,21 @@ void distance_softmax_step(const T* features, const T* weights, const StepShape&
   T* scale = arena.take<T>(kStepRows);
   const T** x = arena.take<const T*>(kStepRows);
   auto* labels = arena.take<typename Simd<T>::Int>(kStepRows);
-  Block<T> b{arena.take<T>(K * kStepRows), arena.take<T>(K * kStepRows), nullptr, kStepRows, labels,
-             (n + kWidth<T> - 1) / kWidth<T>, 0};
+  Block<T> b{arena.take<T>(K * kStepRows),
+             arena.take<T>(kStepRows),
+             arena.take<T>(kStepRows),
+             arena.take<T>(K * kStepRows),
+             nullptr,
+             kStepRows,
+             labels,
+             (n + kWidth<T> - 1) / kWidth<T>,
+             0,
+             true};
   Sums<T> sums{arena.take<T>(K), nullptr, nullptr, T(0)};
   auto* accumulators = reinterpret_cast<Vec<T>*>(arena.take<char>(2 * K * int64_t(sizeof(Vec<T>))));
 
-  weight_differences(weights, K, d, temperature, difference, shift);
+  const T tau = T(double(temperature) * kLog2e);
+  weight_differences(weights, K, d, tau, difference, shift);
   for (int64_t i = 0; i < kStepRows; ++i) {
     labels[i] = typename Simd<T>::Int(kPadding);
     scale[i] = T(1);
@@ -27,11 +36,12 @@ void distance_softmax_step(const T* features, const T* weights, const StepShape&
   }
   for (int64_t j = 0; j < K * kStepRows; ++j) b.logits[j] = T(0);
   dot_rows(x, scale, n, difference, K - 1, d, b.logits, kStepRows);
-  softmax_block<0, false>(K, Coefficients<T>{temperature, 0, 0, 1, 0}, shift, b, accumulators, sums);
+  softmax_block<0, false>(K, Coefficients<T>{tau, 0, 0, 1, 0}, shift, b, accumulators, sums);
+  finish_block(K, b);
   for (int64_t i = 0; i < n; ++i)
     for (int64_t k = 0; k < K; ++k) {
       probs[(i0 + i) * K + k] = b.p[k * kStepRows + i];
-      log_probs[(i0 + i) * K + k] = b.logits[k * kStepRows + i];
+      log_probs[(i0 + i) * K + k] = b.logits[k * kStepRows + i] * T(kLn2);
     }
 }
 
@@ -59,18 +69,18 @@ void q_update_step(const T* log_probs, const int64_t* labels, const StepShape& s
   auto values = [&](int64_t i, int64_t k, int64_t n) TIM_LAMBDA_INLINE {
     return n < W ? load_row_tail<T>(log_probs + i * K + k, n) : load(log_probs + i * K + k);
   };
-  auto each = [&](T* row, const T* offset, int64_t i, T top, T factor_sign) TIM_LAMBDA_INLINE {
+  auto each = [&](T* row, const T* offset, int64_t i, T top) TIM_LAMBDA_INLINE {
     // row[k] = exp(power log p_ik - offset_k - top), k in whole vectors with a padded tail
     for (int64_t k = 0; k < K; k += W) {
       const int64_t n = K - k < W ? K - k : W;
       const Vec<T> o = n < W ? load_row_tail<T>(offset + k, n) : load(offset + k);
-      const Vec<T> e = vexp<T>(values(i, k, n) * power - o * factor_sign - top);
+      const Vec<T> e = vexp2<T>((values(i, k, n) * power - o - top) * T(kLog2e));
       for (int64_t l = 0; l < n; ++l) row[k + l] = e[l];
     }
   };
   for (int64_t i = 0; i < N; ++i)
     if (labels[i] == kQuery) {
-      each(q + i * K, largest, i, T(0), T(1));
+      each(q + i * K, largest, i, T(0));
       for (int64_t k = 0; k < K; ++k) sum[k] += double(q[i * K + k]);
     }
   for (int64_t k = 0; k < K; ++k) factor[k] = marginal_power * (largest[k] + T(__builtin_log(sum[k])));
@@ -85,7 +95,7 @@ void q_update_step(const T* log_probs, const int64_t* labels, const StepShape& s
       const T value = power * log_probs[i * K + k] - factor[k];
       top = value > top ? value : top;
     }
-    each(row, factor, i, top, T(1));
+    each(row, factor, i, top);
     for (int64_t k = 0; k < K; ++k) total += row[k];
     for (int64_t k = 0; k < K; ++k) row[k] /= total;
   }
@@ -133,5 +143,5 @@ void w_update_step(const T* features, const T* weights, const T* probs, const T*
 
 inline int64_t step_workspace(const StepShape& shape) {
   const int64_t K = shape.classes;
-  return (K * shape.dim + K * (2 * kStepRows + 2 * 8 + 8) + 4 * kStepRows) * 8 + 2 * K * 64 + 16 * 64;
+  return (K * shape.dim + K * (2 * kStepRows + 2 * 8 + 8) + 6 * kStepRows) * 8 + 2 * K * 64 + 16 * 64;
 }

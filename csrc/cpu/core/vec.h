@@ -14,10 +14,8 @@ struct Simd<float> {
   typedef int32_t Int;
   static constexpr int width = TIM_VEC_BYTES / 4;
   static constexpr int mantissa_bits = 23;
-  static constexpr Int exponent_bias = 127;
-  static constexpr float log2e = 1.44269504f, ln2_hi = 0.693359375f, ln2_lo = -2.12194440e-4f;
   static constexpr float round_magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  static constexpr float exp_min = -86.0f;           // exp below this is a constant 4e-38, not 0
+  static constexpr float exp2_min = -125.0f;         // exp2 below this is a constant 2e-38, not 0
   static constexpr float tiny = 1e-30f, huge = 1e30f;
 };
 
@@ -29,11 +27,8 @@ struct Simd<double> {
   typedef int64_t Int;
   static constexpr int width = TIM_VEC_BYTES / 8;
   static constexpr int mantissa_bits = 52;
-  static constexpr Int exponent_bias = 1023;
-  static constexpr double log2e = 1.4426950408889634074, ln2_hi = 0.693147180369123816490,
-                          ln2_lo = 1.90821492927058770002e-10;
   static constexpr double round_magic = 6755399441055744.0;  // 1.5 * 2^52
-  static constexpr double exp_min = -706.0;
+  static constexpr double exp2_min = -1021.0;
   static constexpr double tiny = 1e-280, huge = 1e280;
 };
 
@@ -56,6 +51,20 @@ template <class T>
 TIM_INLINE Vec<T> splat(T x) {
   return x - Vec<T>{};
 }
+// GCC makes a compare and a blend of (a > b ? a : b), so x86 names its instruction.
+#if defined(__x86_64__)
+#if TIM_VEC_BYTES == 64
+#define TIM_X86(name, type) _mm512_##name##_##type
+#elif TIM_VEC_BYTES == 32
+#define TIM_X86(name, type) _mm256_##name##_##type
+#else
+#define TIM_X86(name, type) _mm_##name##_##type
+#endif
+TIM_INLINE Vec<float> vmax(Vec<float> a, Vec<float> b) { return (Vec<float>)TIM_X86(max, ps)(a, b); }
+TIM_INLINE Vec<float> vmin(Vec<float> a, Vec<float> b) { return (Vec<float>)TIM_X86(min, ps)(a, b); }
+TIM_INLINE Vec<double> vmax(Vec<double> a, Vec<double> b) { return (Vec<double>)TIM_X86(max, pd)(a, b); }
+TIM_INLINE Vec<double> vmin(Vec<double> a, Vec<double> b) { return (Vec<double>)TIM_X86(min, pd)(a, b); }
+#else
 template <class V>
 TIM_INLINE V vmax(V a, V b) {
   return a > b ? a : b;
@@ -64,20 +73,29 @@ template <class V>
 TIM_INLINE V vmin(V a, V b) {
   return a < b ? a : b;
 }
+#endif
 // a where the mask is set, 0 elsewhere; the mask is a comparison's result.
 template <class T>
 TIM_INLINE Vec<T> keep(IVec<T> mask, Vec<T> a) {
   return (Vec<T>)(mask & (IVec<T>)a);
 }
 
-// Sums and extrema over lanes, pairwise, so that the order is fixed.
+// Sum and largest over lanes, halving the vector each time, so that the order is fixed.
+template <class T, class V, int... I>
+TIM_INLINE auto halves_sum(V v, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(v, v, I...) + __builtin_shufflevector(v, v, (I + int(sizeof...(I)))...);
+}
+template <class T, class V>
+TIM_INLINE T reduce_add_of(V v) {
+  constexpr int n = int(sizeof(V) / sizeof(T));
+  if constexpr (n == 2)
+    return v[0] + v[1];
+  else
+    return reduce_add_of<T>(halves_sum<T>(v, std::make_integer_sequence<int, n / 2>{}));
+}
 template <class T>
 TIM_INLINE T reduce_add(Vec<T> v) {
-  T lane[kWidth<T>];
-  store(lane, v);
-  for (int n = kWidth<T> / 2; n > 0; n /= 2)
-    for (int i = 0; i < n; ++i) lane[i] += lane[i + n];
-  return lane[0];
+  return reduce_add_of<T>(v);
 }
 template <class T>
 TIM_INLINE T reduce_max(Vec<T> v) {
@@ -86,63 +104,62 @@ TIM_INLINE T reduce_max(Vec<T> v) {
   return m;
 }
 
-// exp(x) for x <= ~88 (float) or ~700 (double); x below exp_min counts as exp_min.
-// x = n ln 2 + r, |r| <= ln 2 / 2, exp(x) = 2^n exp(r).
+constexpr double kLn2 = 0.693147180559945309417, kLog2e = 1.44269504088896340736;
+
+// 2^x for x up to the range of T; x below exp2_min counts as exp2_min.
+// x = n + f with n an integer and |f| <= 1/2, both exact: 2^x = 2^n 2^f. Working in powers of two instead of e
+// makes the reduction two additions, which leaves the multipliers to the polynomial.
 template <class T>
-TIM_INLINE Vec<T> vexp(Vec<T> x) {
+TIM_INLINE Vec<T> vexp2(Vec<T> x) {
   using S = Simd<T>;
-  x = vmax(splat<T>(S::exp_min), x);
-  Vec<T> t = x * S::log2e + S::round_magic;
-  IVec<T> n = (IVec<T>)t;
-  Vec<T> nf = t - S::round_magic;
-  Vec<T> r = x - nf * S::ln2_hi;
-  r = r - nf * S::ln2_lo;
+  x = vmax(splat<T>(S::exp2_min), x);
+  const Vec<T> t = x + S::round_magic;  // its low bits hold n in two's complement
+  const Vec<T> f = x - (t - S::round_magic);
   Vec<T> y;
   if constexpr (sizeof(T) == 4) {
-    // Minimax polynomial of degree 6, relative error 3e-9 (scripts/fit_exp.py).
-    y = r * 0.00138146102f + 0.00836871116f;
-    y = y * r + 0.0416683875f;
-    y = y * r + 0.166665207f;
-    y = y * r + 0.499999935f;
-    y = (y * r) * r + r;
-    y = y + T(1);
+    // Near-minimax polynomial of degree 6, relative error 2e-9 (scripts/fit_exp2.py).
+    y = f * 0.000153533409f + 0.00133989003f;
+    y = y * f + 0.00961843761f;
+    y = y * f + 0.0555033241f;
+    y = y * f + 0.240226479f;
+    y = y * f + 0.693147203f;
+    y = y * f + T(1);
   } else {
-    // Taylor series to degree 13, relative error 4e-18.
-    y = r * T(1.0 / 6227020800.0) + T(1.0 / 479001600.0);
-    y = y * r + T(1.0 / 39916800.0);
-    y = y * r + T(1.0 / 3628800.0);
-    y = y * r + T(1.0 / 362880.0);
-    y = y * r + T(1.0 / 40320.0);
-    y = y * r + T(1.0 / 5040.0);
-    y = y * r + T(1.0 / 720.0);
-    y = y * r + T(1.0 / 120.0);
-    y = y * r + T(1.0 / 24.0);
-    y = y * r + T(1.0 / 6.0);
-    y = y * r + T(0.5);
-    y = (y * r) * r + r;
-    y = y + T(1);
+    // Taylor series in f ln 2 to degree 13, relative error 4e-18.
+    constexpr double a = kLn2, a2 = a * a, a4 = a2 * a2, a8 = a4 * a4;
+    y = f * T(a8 * a4 * a / 6227020800.0) + T(a8 * a4 / 479001600.0);
+    y = y * f + T(a8 * a2 * a / 39916800.0);
+    y = y * f + T(a8 * a2 / 3628800.0);
+    y = y * f + T(a8 * a / 362880.0);
+    y = y * f + T(a8 / 40320.0);
+    y = y * f + T(a4 * a2 * a / 5040.0);
+    y = y * f + T(a4 * a2 / 720.0);
+    y = y * f + T(a4 * a / 120.0);
+    y = y * f + T(a4 / 24.0);
+    y = y * f + T(a2 * a / 6.0);
+    y = y * f + T(a2 / 2.0);
+    y = y * f + T(a);
+    y = y * f + T(1);
   }
-  // Add n to the exponent; the low bits of t hold n in two's complement.
-  return (Vec<T>)((IVec<T>)y + (n << S::mantissa_bits));
+  return (Vec<T>)((IVec<T>)y + ((IVec<T>)t << S::mantissa_bits));
 }
 
-// log(x) for normal x > 0. x = 2^e m with m in [2/3, 4/3), s = (m - 1) / (m + 1),
-// log m = 2 (s + s^3/3 + s^5/5 + ...).
+// log2(x) for normal x > 0. x = 2^e m with m in [2/3, 4/3), s = (m - 1) / (m + 1),
+// log2 m = 2 / ln 2 (s + s^3/3 + s^5/5 + ...).
 template <class T>
-TIM_INLINE Vec<T> vlog(Vec<T> x) {
+TIM_INLINE Vec<T> vlog2(Vec<T> x) {
   using S = Simd<T>;
   using Int = typename S::Int;
   constexpr Int two_thirds = sizeof(T) == 4 ? Int(0x3f2aaaab) : Int(0x3fe5555555555555);
-  IVec<T> bits = (IVec<T>)x - two_thirds;
-  IVec<T> e = bits >> S::mantissa_bits;
-  Vec<T> m = (Vec<T>)((bits & ((Int(1) << S::mantissa_bits) - 1)) + two_thirds);
-  Vec<T> s = (m - T(1)) / (m + T(1)), s2 = s * s;
+  const IVec<T> bits = (IVec<T>)x - two_thirds;
+  const IVec<T> e = bits >> S::mantissa_bits;
+  const Vec<T> m = (Vec<T>)((bits & ((Int(1) << S::mantissa_bits) - 1)) + two_thirds);
+  const Vec<T> s = (m - T(1)) / (m + T(1)), s2 = s * s;
   constexpr int terms = sizeof(T) == 4 ? 5 : 12;  // |s| <= 0.2: the rest is below rounding
-  Vec<T> sum = splat<T>(T(2.0 / (2 * terms + 1)));
+  Vec<T> sum = splat<T>(T(2 * kLog2e / (2 * terms + 1)));
 #pragma GCC unroll 16
-  for (int j = terms - 1; j >= 0; --j) sum = sum * s2 + T(2.0 / (2 * j + 1));
-  Vec<T> ef = __builtin_convertvector(e, Vec<T>);
-  return ef * S::ln2_hi + (ef * S::ln2_lo + s * sum);
+  for (int j = terms - 1; j >= 0; --j) sum = sum * s2 + T(2 * kLog2e / (2 * j + 1));
+  return s * sum + __builtin_convertvector(e, Vec<T>);
 }
 
 // In-register transpose of a width x width block: log2(width) rounds of exchanging the off-diagonal
