@@ -28,6 +28,8 @@ STABLE_TORCH_LIBRARY(tim_ext, m) {
 
   // Instruction set the CPU kernels use: "avx512", "avx2" or "baseline".
   m.def("cpu_capability() -> str");
+  // Multiply-adds per second of all torch threads together, measured for about `seconds`.
+  m.def("cpu_peak(float seconds, bool double_precision) -> float");
 
   // The steps of TIM-ADM, for loops of one's own. T tasks of equal shape:
   // features [T, N, d], weights [T, K, d], labels [T, N], the rest [T, N, K].

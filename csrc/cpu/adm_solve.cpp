@@ -91,12 +91,7 @@ Outputs adm_solve_cpu(const Tensor& features,             // [M, d]
   return out;
 }
 
-std::string capability() { return cpu_capability(); }
-
 }  // namespace
 }  // namespace tim_ext
 
 STABLE_TORCH_LIBRARY_IMPL(tim_ext, CPU, m) { m.impl("adm_solve", TORCH_BOX(&tim_ext::adm_solve_cpu)); }
-STABLE_TORCH_LIBRARY_IMPL(tim_ext, CompositeExplicitAutograd, m) {
-  m.impl("cpu_capability", TORCH_BOX(&tim_ext::capability));
-}

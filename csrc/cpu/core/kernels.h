@@ -58,6 +58,8 @@ struct Kernels {
                    void* work);
   void (*w_update)(const T* features, const T* weights, const T* probs, const T* assignments, const int64_t* labels,
                    const StepShape&, T support_weight, int64_t c0, int64_t n, T* out, void* work);
+  // See peak.h.
+  int64_t (*multiply_add_rounds)(int64_t rounds, T* sink);
 };
 
 template <class T>

@@ -1,0 +1,1 @@
+"""Runtime measurements: `pytest benchmarks` (sweeps), `python -m benchmarks.headline` (the claims)."""

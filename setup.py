@@ -1,0 +1,49 @@
+"""The native libraries: `_C` (CPU) always, `_cuda` where torch and the machine have CUDA.
+
+Both use torch's stable ABI and Python's limited API: one build serves torch >= 2.10 and Python >= 3.10.
+How they are built: build_backend/. Everything else about the package: pyproject.toml.
+"""
+
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "build_backend"))
+from build_native import BuildNative  # noqa: E402
+
+# No -march: kernels choose their instruction set at run time. No -ffast-math: it changes global state.
+# -fno-wrapv and -g0 undo flags that Python itself was compiled with.
+CXX_FLAGS = ["-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fno-wrapv", "-g0"]
+CXX_FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", f"-ffile-prefix-map={ROOT}=."]
+NVCC_FLAGS = ["-O3", "-std=c++17", "-Xcompiler=-fvisibility=hidden"]
+
+
+def files(*patterns: str) -> list[str]:
+    return sorted(str(path.relative_to(ROOT)) for pattern in patterns for path in ROOT.glob(pattern))
+
+
+def native_library(name: str, sources: list[str], libraries: list[str]) -> Extension:
+    return Extension(
+        f"tim_ext.{name}",
+        sources=["csrc/module.cpp", *sources],
+        depends=files("csrc/**/*.h", "csrc/**/*.inc", "csrc/**/*.cuh"),
+        include_dirs=[str(ROOT / "csrc")],
+        libraries=libraries,  # found where torch loaded them: no rpath
+        define_macros=[("TORCH_TARGET_VERSION", "0x020a000000000000")],  # 2.10
+        extra_compile_args={"cxx": [*CXX_FLAGS], "nvcc": [*NVCC_FLAGS]},
+        py_limited_api=True,
+    )
+
+
+libraries = [native_library("_C", files("csrc/ops.cpp", "csrc/cpu/**/*.cpp"), ["torch_cpu"])]
+cuda_sources = files("csrc/cuda/**/*.cpp", "csrc/cuda/**/*.cu")
+if cuda_sources:
+    libraries.append(native_library("_cuda", cuda_sources, ["torch_cpu", "torch_cuda", "cudart"]))
+
+setup(
+    ext_modules=libraries,
+    cmdclass={"build_ext": BuildNative},
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+)

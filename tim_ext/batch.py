@@ -1,0 +1,326 @@
+"""From what users pass to the flat batch of csrc/ops.cpp, and from flat results back to the user's shapes.
+
+Every check of features, labels and index is here, and every sentence that refuses them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from numbers import Integral
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from .params import AdmParams, check_count
+from .result import History, Result
+
+QUERY, PADDING = -1, -100
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+# csrc/common/status.h
+NOT_FINITE, LABEL_OUT_OF_RANGE, CLASS_WITHOUT_SUPPORT, NO_SUPPORT, ROW_OUT_OF_RANGE = 1, 2, 3, 4, 5
+
+
+class Batch(NamedTuple):
+    """T tasks; task t owns the samples offsets[t] .. offsets[t + 1] and has classes[t] classes."""
+
+    features: Tensor  # [M, d]
+    rows: Tensor | None  # [R]  int64: sample r is row rows[r] of features; None: row r
+    labels: Tensor  # [R]  int64
+    offsets: Tensor  # [T + 1]  int64, CPU
+    classes: Tensor  # [T]  int64, CPU
+    sizes: Sequence[int]  # N_t
+    counts: Sequence[int]  # K_t
+    lead: tuple[int, ...] | None  # () for one task, (T,) for a batch of equal shapes, None for a list
+
+    def tasks(self) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """Rows [N], labels [N] and K of each task."""
+        for end, size, count in zip(accumulate(self.sizes), self.sizes, self.counts, strict=True):
+            samples = slice(end - size, end)
+            rows = torch.arange(end - size, end, device=self.labels.device)
+            yield rows if self.rows is None else self.rows[samples], self.labels[samples], count
+
+
+def make_batch(features: Any, labels: Any, index: Any = None, num_classes: int | None = None) -> Batch:
+    """Checks everything that needs no look at the feature values, and copies only what is not contiguous."""
+    if num_classes is not None:
+        num_classes = check_count("num_classes", num_classes, at_least=1)
+    if index is not None:
+        return _from_pool(features, labels, index, num_classes)
+    if isinstance(features, (list, tuple)):
+        return _from_list(features, labels, num_classes)
+
+    features = _features("features", features)
+    shape = features.shape
+    if len(shape) not in (2, 3) or 0 in shape:
+        _refuse_shape("features", "[N, d], [T, N, d] or a list of [N, d], none of them 0", features)
+    labels = _integers("labels", labels, features, shape[:-1], "features")
+    flat = features if len(shape) == 2 else features.reshape(-1, shape[-1])
+    return _equal_tasks(flat.contiguous(), None, labels, num_classes)
+
+
+def _from_pool(features: Any, labels: Any, index: Any, num_classes: int | None) -> Batch:
+    if isinstance(features, (list, tuple)):
+        raise TypeError(f"features: expected a pool [M, d] with index=, got a {type(features).__name__}")
+    features = _features("features", features)
+    if features.dim() != 2 or 0 in features.shape:
+        _refuse_shape("features", "[M, d] with index=, neither of them 0", features)
+    if _is_list_of_vectors(index):
+        rows, sizes = _integer_list("index", index, features, None)
+        labels, _ = _integer_list("labels", labels, features, sizes, "index")
+        return _unequal_tasks(features.contiguous(), torch.cat(rows), labels, sizes, num_classes)
+    index = _integers("index", index, features)
+    if index.dim() not in (1, 2) or 0 in index.shape:
+        _refuse_shape("index", "[N], [T, N] or a list of [N], none of them 0", index)
+    labels = _integers("labels", labels, features, index.shape, "index")
+    return _equal_tasks(features.contiguous(), index.reshape(-1).contiguous(), labels, num_classes)
+
+
+def _from_list(features: Sequence[Any], labels: Any, num_classes: int | None) -> Batch:
+    if not features:
+        raise ValueError("features: expected at least one task, got an empty list")
+    items = [_features(f"features[{t}]", item) for t, item in enumerate(features)]
+    first = items[0]
+    for t, item in enumerate(items):
+        if item.dim() != 2 or 0 in item.shape:
+            _refuse_shape(f"features[{t}]", "[N, d], neither of them 0, as features is a list", item)
+        if item.shape[1] != first.shape[1]:
+            _refuse_shape(f"features[{t}]", f"[N, {first.shape[1]}] as in features[0]", item)
+        if item.dtype != first.dtype:
+            raise TypeError(f"features[{t}]: expected {_dtype(first)} as in features[0], got {_dtype(item)}")
+        _check_device(f"features[{t}]", item, first, "features[0]")
+    sizes = [item.shape[0] for item in items]
+    labels, _ = _integer_list("labels", labels, first, sizes, "features")
+    return _unequal_tasks(torch.cat(items), None, labels, sizes, num_classes)
+
+
+def _equal_tasks(features: Tensor, rows: Tensor | None, labels: Tensor, num_classes: int | None) -> Batch:
+    """Tasks of one shape, and of one number of classes: that of the largest label."""
+    lead, size, samples = tuple(labels.shape[:-1]), labels.shape[-1], labels.numel()
+    count = max(int(labels.max()) + 1, 1) if num_classes is None else num_classes
+    total = samples // size
+    _check_count(0, 1, size, count, num_classes)
+    offsets, classes = _equal_layout(total, size, count)
+    flat = labels.reshape(-1).contiguous() if lead else labels.contiguous()
+    return Batch(features, rows, flat, offsets, classes, [size] * total, [count] * total, lead)
+
+
+@lru_cache(maxsize=4)  # one small task after the other: two tensors less to make for each
+def _equal_layout(total: int, size: int, count: int) -> tuple[Tensor, Tensor]:
+    offsets = torch.arange(0, total * size + 1, size, device="cpu")
+    return offsets, torch.full((total,), count, device="cpu")
+
+
+def _unequal_tasks(
+    features: Tensor, rows: Tensor | None, labels: list[Tensor], sizes: list[int], num_classes: int | None
+) -> Batch:
+    """Tasks of different sizes, each with its own number of classes."""
+    if num_classes is None:
+        counts = [max(top + 1, 1) for top in torch.stack([item.max() for item in labels]).tolist()]
+    else:
+        counts = [num_classes] * len(sizes)
+    for t, (size, count) in enumerate(zip(sizes, counts, strict=True)):
+        _check_count(t, len(sizes), size, count, num_classes)
+    offsets = torch.tensor([0, *accumulate(sizes)], device="cpu")
+    classes = torch.tensor(counts, device="cpu")
+    return Batch(features, rows, torch.cat(labels), offsets, classes, sizes, counts, None)
+
+
+def _check_count(task: int, total: int, size: int, count: int, num_classes: int | None) -> None:
+    """More classes than samples cannot all have support: refused before anything of size K is allocated."""
+    if count > size:
+        source = f"num_classes={count}" if num_classes is not None else f"label {count - 1}"
+        raise ValueError(
+            f"labels: expected support of each class 0 to {count - 1}, "
+            f"got only {size} samples{_in_task(task, total)} ({source})"
+        )
+
+
+# Tensors ------------------------------------------------------------------------------------------
+
+
+def _features(name: str, value: Any) -> Tensor:
+    tensor = _tensor(name, value)
+    if tensor.dtype not in FLOATS:
+        hint = " (convert with .float())" if tensor.dtype in INTEGERS else ""
+        raise TypeError(f"{name}: expected {', '.join(map(_dtype, FLOATS))}, got {_dtype(tensor)}{hint}")
+    if tensor.is_meta:
+        raise ValueError(f"{name}: expected a tensor with data, got one on device meta")
+    return tensor
+
+
+def _integers(
+    name: str, value: Any, features: Tensor, shape: Sequence[int] | None = None, like: str = ""
+) -> Tensor:
+    tensor = _tensor(name, value)
+    if tensor.dtype not in INTEGERS:
+        raise TypeError(f"{name}: expected integers, got {_dtype(tensor)}")
+    _check_device(name, tensor, features, "features")
+    if shape is not None and tensor.shape != shape:
+        _refuse_shape(name, f"{list(shape)} to match {like}", tensor)
+    return tensor if tensor.dtype == torch.int64 else tensor.long()
+
+
+def _integer_list(
+    name: str, value: Any, features: Tensor, sizes: list[int] | None, like: str = ""
+) -> tuple[list[Tensor], list[int]]:
+    if not _is_list_of_vectors(value):
+        kind = type(value).__name__
+        raise TypeError(f"{name}: expected a list of vectors, as {like} is a list, got {kind}")
+    if not value:
+        raise ValueError(f"{name}: expected at least one task, got an empty list")
+    if sizes is not None and len(value) != len(sizes):
+        raise ValueError(f"{name}: expected {len(sizes)} tasks to match {like}, got {len(value)}")
+    items = []
+    for t, item in enumerate(value):
+        shape = None if sizes is None else (sizes[t],)
+        items.append(_integers(f"{name}[{t}]", item, features, shape, f"{like}[{t}]"))
+        if items[t].dim() != 1 or not len(items[t]):
+            _refuse_shape(f"{name}[{t}]", f"[N], not 0, as {name} is a list", items[t])
+    return items, [len(item) for item in items]
+
+
+def _is_list_of_vectors(value: Any) -> bool:
+    """A list of tasks; a list of plain integers is one vector."""
+    return isinstance(value, (list, tuple)) and not any(isinstance(item, Integral) for item in value)
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    tensor: Tensor
+    if isinstance(value, Tensor):
+        tensor = value
+    else:
+        try:
+            tensor = _from_foreign(value)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise TypeError(
+                f"{name}: expected a tensor or array, got {type(value).__name__} ({error})"
+            ) from error
+    if tensor.layout != torch.strided or tensor.is_nested:
+        raise TypeError(f"{name}: expected a dense tensor, got {tensor.layout}")
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def _from_foreign(value: Any) -> Tensor:
+    if any(stride < 0 for stride in getattr(value, "strides", None) or ()):
+        value = value.copy()  # torch has no negative strides
+    with warnings.catch_warnings():  # a read-only array is fine: nothing here writes to its input
+        warnings.filterwarnings("ignore", message=".*not writable")
+        return torch.as_tensor(value)
+
+
+def _check_device(name: str, tensor: Tensor, like: Tensor, like_name: str) -> None:
+    if tensor.device != like.device:
+        raise ValueError(f"{name}: expected device {like.device} as {like_name}, got {tensor.device}")
+
+
+def _refuse_shape(name: str, expected: str, tensor: Tensor) -> NoReturn:
+    raise ValueError(f"{name}: expected shape {expected}, got {list(tensor.shape)}")
+
+
+def _dtype(value: Tensor | torch.dtype) -> str:
+    return str(value.dtype if isinstance(value, Tensor) else value).removeprefix("torch.")
+
+
+# What only the values show ------------------------------------------------------------------------
+
+
+def find_problem(features: Tensor, rows: Tensor, labels: Tensor, count: int) -> tuple[int, int, int]:
+    """(code, position, value) of one task, as the kernels report it; padding is never looked at."""
+    used = labels != PADDING
+    for code, wrong, values in (
+        (LABEL_OUT_OF_RANGE, used & ((labels < QUERY) | (labels >= count)), labels),
+        (ROW_OUT_OF_RANGE, used & ((rows < 0) | (rows >= len(features))), rows),
+    ):
+        if wrong.any():
+            position = int(wrong.nonzero()[0])
+            return code, position, int(values[position])
+    samples = torch.bincount(labels[labels >= 0], minlength=count)
+    if not samples.any():
+        return NO_SUPPORT, 0, 0
+    if not samples.all():
+        return CLASS_WITHOUT_SUPPORT, 0, int((samples == 0).nonzero()[0])
+    wrong = ~features[rows[used]].isfinite().all(dim=1)
+    if wrong.any():
+        return NOT_FINITE, int(used.nonzero()[wrong][0]), 0
+    return 0, 0, 0
+
+
+def check_status(batch: Batch, status: Tensor) -> None:
+    """Turns the first refused task of status [T, 3] into a sentence."""
+    for task, (code, position, value) in enumerate(status.tolist()):
+        if code != 0:
+            refuse(batch, task, code, position, value)
+
+
+def refuse(batch: Batch, task: int, code: int, position: int, value: int) -> NoReturn:
+    here = _in_task(task, len(batch.sizes))
+    sample = f"sample {position}{here}"
+    known = f"class 0 to {batch.counts[task] - 1}"
+    known_rows = f"rows 0 to {len(batch.features) - 1} of features"
+    markers = f"{QUERY} for a query or {PADDING} for padding"
+    raise ValueError(
+        {
+            NOT_FINITE: f"features: expected finite values, got NaN or Inf at {sample}",
+            LABEL_OUT_OF_RANGE: f"labels: expected a {known}, {markers}, got {value} at {sample}",
+            CLASS_WITHOUT_SUPPORT: f"labels: expected support of each {known}, "
+            f"got none of class {value}{here}",
+            NO_SUPPORT: f"labels: expected support samples (labels >= 0), got none{here}",
+            ROW_OUT_OF_RANGE: f"index: expected {known_rows}, got {value} at {sample}",
+        }[code]
+    )
+
+
+def _in_task(task: int, total: int) -> str:
+    return f" in task {task}" if total > 1 else ""
+
+
+# Back to the user's shapes ------------------------------------------------------------------------
+
+
+def make_result(
+    batch: Batch,
+    params: AdmParams,
+    outputs: Sequence[str],
+    probs: Tensor,  # [sum N_t K_t]
+    predictions: Tensor,  # [R]
+    weights: Tensor,  # [sum K_t, d]
+    iterations: Tensor,  # [T]
+    history: Tensor,  # [T, iterations + 1 or 0, 3]
+) -> Result:
+    lead = (len(batch.sizes),) if batch.lead is None else batch.lead
+    return Result(
+        probs=_probs(batch, probs) if "probs" in outputs else None,
+        predictions=_per_task(batch, batch.sizes, predictions) if "predictions" in outputs else None,
+        weights=_per_task(batch, batch.counts, weights) if "weights" in outputs else None,
+        iterations=iterations.view(lead),
+        history=_history(params, history.view(*lead, -1, 3)) if history.shape[1] else None,
+    )
+
+
+def _probs(batch: Batch, flat: Tensor) -> Tensor | list[Tensor]:
+    sizes, counts = batch.sizes, batch.counts
+    if batch.lead is not None:
+        return flat.view(*batch.lead, sizes[0], counts[0])
+    blocks = torch.split(flat, list(map(int.__mul__, sizes, counts)))
+    return [block.view(-1, count) for block, count in zip(blocks, counts, strict=True)]
+
+
+def _per_task(batch: Batch, lengths: Sequence[int], flat: Tensor) -> Tensor | list[Tensor]:
+    """flat [sum of lengths, ...]"""
+    if batch.lead == ():
+        return flat
+    if batch.lead is not None:
+        return flat.view(*batch.lead, lengths[0], *flat.shape[1:])
+    return list(torch.split(flat, list(lengths)))
+
+
+def _history(params: AdmParams, terms: Tensor) -> History:
+    cross_entropy, marginal, conditional = terms.unbind(-1)
+    loss = params.lam * cross_entropy - params.marginal_weight * marginal + params.alpha * conditional
+    return History(cross_entropy, marginal, conditional, loss)

@@ -1,0 +1,77 @@
+"""The command line: `tim-ext info`, or `python -m tim_ext info`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+import tim_ext
+from tim_ext import _native
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser(prog="tim-ext", description="Transductive few-shot classification from features.")
+    parser.add_argument("--version", action="version", version=f"tim_ext {tim_ext.__version__}")
+    parser.set_defaults(run=info)  # without a command
+    commands = parser.add_subparsers(metavar="command", title="commands")
+    add = commands.add_parser("info", help="versions, native libraries, CPU and CUDA state (the default)")
+    add.set_defaults(run=info)
+    options = parser.parse_args(arguments)
+    return int(options.run(options))
+
+
+def info(options: argparse.Namespace) -> int:
+    """Returns 1 if the solvers cannot run at all."""
+    for name, value in describe():
+        print(f"{name:<15} {value}")
+    return 0 if _native.cpu_failure is None else 1
+
+
+def describe() -> list[tuple[str, str]]:
+    usable = _native.cpu_failure is None
+    library = _native.find_library("_C")
+    return [
+        ("tim_ext", tim_ext.__version__),
+        ("torch", torch.__version__),
+        ("python", platform.python_version()),
+        ("native library", library.name if usable and library else f"not usable: {_native.cpu_failure}"),
+        ("built with", f"torch {_build_info().get('torch_version', 'unknown')}"),
+        ("CPU capability", torch.ops.tim_ext.cpu_capability() if usable else "unknown"),
+        ("threads", str(torch.get_num_threads())),
+        ("CUDA torch", torch.version.cuda or "no, torch is built without CUDA"),
+        ("CUDA library", _cuda_library()),
+        ("CUDA device", _cuda_device()),
+    ]
+
+
+def _cuda_library() -> str:
+    library = _native.find_library("_cuda")
+    if library is None:
+        return f"not built: {_build_info().get('reason', 'unknown reason')}"
+    return f"{library.name}, " + (f"not loaded: {_native.cuda_failure}" if _native.cuda_failure else "loaded")
+
+
+def _build_info() -> dict[str, str]:
+    """What setup.py wrote next to the libraries."""
+    file = Path(tim_ext.__file__).with_name("_build_info.json")
+    return dict(json.loads(file.read_text())) if file.exists() else {}
+
+
+def _cuda_device() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
