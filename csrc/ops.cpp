@@ -9,6 +9,7 @@
 //   labels    [R]      int64: class of a support sample, -1 query, -100 padding
 //   offsets   [T + 1]  int64, on the CPU
 //   classes   [T]      int64, on the CPU
+//   class_prior [sum_t K_t] float64, on the CPU: class proportions expected among the queries, if known
 //
 // Results are flat in the same order: probs [sum_t N_t K_t], weights [sum_t K_t, d]. The caller
 // passes those sizes (so that shapes never depend on data); 0 means "not wanted".
@@ -22,7 +23,16 @@ STABLE_TORCH_LIBRARY(tim_ext, m) {
       "adm_solve(Tensor features, Tensor? rows, Tensor labels, Tensor offsets, Tensor classes, *, "
       "float lam, float alpha, float beta, float temperature, float marginal_weight, "
       "int iterations, float tol, bool normalize, str solver, "
-      "SymInt probs_size, SymInt weights_rows, bool history) -> "
+      "SymInt probs_size, SymInt weights_rows, bool history, Tensor? class_prior=None) -> "
+      "(Tensor probs, Tensor predictions, Tensor weights, Tensor iterations, Tensor history, "
+      "Tensor status)");
+
+  m.def(
+      "gd_solve(Tensor features, Tensor? rows, Tensor labels, Tensor offsets, Tensor classes, *, "
+      "float lam, float alpha, float temperature, float marginal_weight, float entropy_order, "
+      "int iterations, float lr, float adam_beta1, float adam_beta2, float eps, float tol, "
+      "bool normalize, SymInt probs_size, SymInt weights_rows, bool history, "
+      "Tensor? class_prior=None) -> "
       "(Tensor probs, Tensor predictions, Tensor weights, Tensor iterations, Tensor history, "
       "Tensor status)");
 
@@ -31,7 +41,7 @@ STABLE_TORCH_LIBRARY(tim_ext, m) {
   // Multiply-adds per second of all torch threads together, measured for about `seconds`.
   m.def("cpu_peak(float seconds, bool double_precision) -> float");
 
-  // The steps of TIM-ADM, for loops of one's own. T tasks of equal shape:
+  // The steps of TIM, for loops of one's own. T tasks of equal shape:
   // features [T, N, d], weights [T, K, d], labels [T, N], the rest [T, N, K].
   m.def(
       "distance_softmax(Tensor features, Tensor weights, float temperature) -> "
@@ -42,4 +52,9 @@ STABLE_TORCH_LIBRARY(tim_ext, m) {
   m.def(
       "w_update(Tensor features, Tensor weights, Tensor probs, Tensor assignments, Tensor labels, "
       "float lam, float alpha, float beta) -> Tensor weights");
+  // Loss [T], its terms [T, 3] (cross entropy, marginal entropy, conditional entropy) and dL/dW [T, K, d].
+  m.def(
+      "gd_gradient(Tensor features, Tensor weights, Tensor labels, *, float lam, float alpha, "
+      "float temperature, float marginal_weight, float entropy_order=1.0, Tensor? class_prior=None) -> "
+      "(Tensor loss, Tensor terms, Tensor gradient)");
 }

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import doctest
 import inspect
-import os
-import subprocess
-import sys
 from itertools import pairwise
 
 import pytest
 import torch
-from conftest import Problem, make_batch, make_task, separable_problems
 from hypothesis import given, settings
+from make_tasks import Problem, make_batch, make_task, separable_problems
 
 import tim_ext
 from tim_ext import reference
@@ -285,11 +282,11 @@ print(peak() - before)
 
 
 @pytest.mark.slow
-def test_ten_thousand_tasks_share_one_pool():
+def test_ten_thousand_tasks_share_one_pool(run_python):
     """As copies these features would take 2.5 GB."""
-    run = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True, env=os.environ)
-    assert run.returncode == 0, run.stderr
-    assert float(run.stdout) < 200
+    ended = run_python("-c", GROWTH)
+    assert ended.returncode == 0, ended.stderr
+    assert float(ended.stdout) < 200
 
 
 @pytest.mark.gpu

@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from conftest import make_task
+from make_tasks import make_task
 
 import tim_ext
 from tim_ext import reference

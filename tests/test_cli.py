@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import platform
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -39,10 +37,10 @@ def test_info_reports_an_unusable_library(monkeypatch, capsys):
     assert "native library  not usable: it is missing" in capsys.readouterr().out
 
 
-def test_python_m():
-    run = subprocess.run([sys.executable, "-m", "tim_ext"], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.startswith(f"tim_ext         {tim_ext.__version__}\n")
+def test_python_m(run_python):
+    ended = run_python("-m", "tim_ext")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith(f"tim_ext         {tim_ext.__version__}\n")
 
 
 @pytest.mark.parametrize("arguments", [["fly"], ["--fly"], ["info", "--fly"], ["info", "more"]])

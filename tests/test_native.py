@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import make_task
+from make_tasks import make_task
 
 import tim_ext
 from tim_ext import _native
@@ -30,37 +27,30 @@ def bare_package(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(where)}
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=where, env=environment, capture_output=True, text=True
-    )
-
-
-def test_a_missing_library_names_the_command_that_builds_it(bare_package):
-    ended = run(bare_package, "-c", SOLVE)
+def test_a_missing_library_names_the_command_that_builds_it(bare_package, run_python):
+    ended = run_python("-c", SOLVE, where=bare_package)
     assert ended.returncode == 1
     last = ended.stderr.splitlines()[-1]
     assert last.startswith("ImportError: the native library tim_ext/_C is missing; build it with ")
     assert BUILD in last
 
 
-def test_the_reference_needs_no_library(bare_package):
-    ended = run(bare_package, "-c", REFERENCE)
+def test_the_reference_needs_no_library(bare_package, run_python):
+    ended = run_python("-c", REFERENCE, where=bare_package)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "[tensor([0, 1])]\n"
 
 
-def test_info_reports_a_missing_library(bare_package):
-    ended = run(bare_package, "-m", "tim_ext", "info")
+def test_info_reports_a_missing_library(bare_package, run_python):
+    ended = run_python("-m", "tim_ext", "info", where=bare_package)
     assert ended.returncode == 1
     assert ended.stderr == ""
     assert "native library  not usable: the native library tim_ext/_C is missing" in ended.stdout
 
 
-def test_a_broken_library_says_so(bare_package):
+def test_a_broken_library_says_so(bare_package, run_python):
     (bare_package / "tim_ext" / "_C.abi3.so").write_bytes(b"not a library")
-    ended = run(bare_package, "-c", SOLVE)
+    ended = run_python("-c", SOLVE, where=bare_package)
     last = ended.stderr.splitlines()[-1]
     assert last.startswith("ImportError: the native library ")
     assert f"does not load in torch {torch.__version__}" in last
@@ -102,19 +92,14 @@ torch.save([tim_ext.adm(features, labels, solver=solver).probs for solver in ("d
 
 
 @pytest.mark.parametrize("capability", ["baseline", "avx2"])
-def test_a_lower_capability_agrees(capability, tmp_path):
+def test_a_lower_capability_agrees(capability, tmp_path, run_python):
     order = ["baseline", "avx2", "avx512"]
     if order.index(torch.ops.tim_ext.cpu_capability()) < order.index(capability):
         pytest.skip(f"this CPU has no {capability}")
     task = make_task(0, shots=(1, 2, 3, 1, 2, 3, 1), queries=50, d=45)
     torch.save((task.features, task.labels), tmp_path / "task")
-    environment = os.environ | {"TIM_EXT_CPU_CAPABILITY": capability}
-    ended = subprocess.run(
-        [sys.executable, "-c", CAPABILITY, str(tmp_path / "task"), str(tmp_path / "result")],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    files = [str(tmp_path / "task"), str(tmp_path / "result")]
+    ended = run_python("-c", CAPABILITY, *files, TIM_EXT_CPU_CAPABILITY=capability)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.strip() == capability
     for solver, probs in zip(("dual", "primal"), torch.load(tmp_path / "result"), strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import make_batch
+from make_tasks import make_batch
 from torch.nn.functional import one_hot
 
 import tim_ext
@@ -167,6 +167,7 @@ def samples() -> dict[str, list[tuple[tuple, dict]]]:
     step = [s[name] for name in ("features", "weights", "probs", "assignments")]
     return {
         "cpu_capability": [((), {})],
+        "cpu_peak": [((1e-3, False), {}), ((1e-3, True), {})],
         "adm_solve": [
             solve_arguments(),
             solve_arguments(torch.float64, rows=rows, solver="primal", history=False),
@@ -183,14 +184,22 @@ def test_every_operator_has_a_sample():
     assert names == {f"tim_ext::{name}" for name in samples()}
 
 
-@pytest.mark.parametrize("name", [name for name in samples() if name != "cpu_capability"])
+@pytest.mark.parametrize("name", samples())
 def test_opcheck(name):
+    utils = ["test_schema", "test_autograd_registration", "test_faketensor"]
+    if not name.startswith("cpu_"):  # those return no tensor, so there is nothing to trace
+        utils.append("test_aot_dispatch_dynamic")
     for arguments, options in samples()[name]:
-        torch.library.opcheck(getattr(ops, name).default, arguments, options)
+        torch.library.opcheck(getattr(ops, name).default, arguments, options, test_utils=utils)
 
 
 def test_cpu_capability():
     assert ops.cpu_capability() in ("avx512", "avx2", "baseline")
+
+
+@pytest.mark.parametrize("double_precision", [False, True])
+def test_cpu_peak(double_precision):
+    assert ops.cpu_peak(0.01, double_precision) > 1e6  # multiply-adds per second
 
 
 # Bad calls: refused with a sentence, never a crash ----------------------------------------------------

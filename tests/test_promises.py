@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
-from conftest import Task, make_batch, make_task, separable_problems
 from hypothesis import given, settings
+from make_tasks import Task, make_batch, make_task, separable_problems
 
 import tim_ext
 from tim_ext import reference
@@ -87,6 +89,16 @@ def test_batching_changes_no_bit_of_any_shape(problem):
     batch = tim_ext.adm(features, labels, **options)
     for t in range(len(features)):
         assert identical(tim_ext.adm(features[t], labels[t], **options), task_of(batch, t))
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_calls_from_several_python_threads(solver, set_threads):
+    set_threads(2)
+    tasks = mixed_tasks(torch.float32) * 4
+    alone = [tim_ext.adm(task.features, task.labels, solver=solver, iterations=20) for task in tasks]
+    with ThreadPoolExecutor(4) as pool:
+        at_once = pool.map(lambda t: tim_ext.adm(t.features, t.labels, solver=solver, iterations=20), tasks)
+        assert all(map(identical, at_once, alone))
 
 
 @pytest.mark.parametrize("solver", SOLVERS)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from conftest import make_task
+from make_tasks import make_task
 
 from tim_ext import reference
 

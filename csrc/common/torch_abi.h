@@ -40,13 +40,14 @@ inline void check_tensor(const char* op, const char* name, const Tensor& t, Scal
   }
   STD_TORCH_CHECK(fits, op, ": ", name, " must have shape [", expected, "], got ", shape_of(t));
   STD_TORCH_CHECK(t.scalar_type() == dtype, op, ": ", name, " has another dtype than expected (",
-                  torch::headeronly::toString(dtype), "), got ", torch::headeronly::toString(t.scalar_type()));
+                  torch::headeronly::toString(dtype), "), got ",
+                  torch::headeronly::toString(t.scalar_type()));
   STD_TORCH_CHECK(t.is_contiguous(), op, ": ", name, " must be contiguous");
 }
 
 inline void check_floating(const char* op, const char* name, const Tensor& t) {
-  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Float || t.scalar_type() == ScalarType::Double, op, ": ", name,
-                  " must be float32 or float64, got ", torch::headeronly::toString(t.scalar_type()));
+  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Float || t.scalar_type() == ScalarType::Double, op, ": ",
+                  name, " must be float32 or float64, got ", torch::headeronly::toString(t.scalar_type()));
 }
 
 }  // namespace tim_ext

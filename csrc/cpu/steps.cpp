@@ -27,7 +27,8 @@ template <class T, class F>
 void for_pieces(const Shape& shape, int64_t pieces, F body) {
   auto one = [&](int64_t i) {
     const int64_t bytes = kernels<T>().step_workspace(shape);
-    std::unique_ptr<void, decltype(&std::free)> work(std::aligned_alloc(64, size_t((bytes + 63) / 64 * 64)), std::free);
+    std::unique_ptr<void, decltype(&std::free)> work(std::aligned_alloc(64, size_t((bytes + 63) / 64 * 64)),
+                                                     std::free);
     body(i / pieces, i % pieces, work.get());
   };
   const Team team = torch_team();
@@ -56,8 +57,8 @@ std::tuple<Tensor, Tensor> distance_softmax_cpu(const Tensor& features,  // [T, 
     for_pieces<T>(s, (s.samples + rows - 1) / rows, [&](int64_t t, int64_t piece, void* work) {
       const int64_t i0 = piece * rows, out = t * s.samples * s.classes;
       kernels<T>().distance_softmax(features.const_data_ptr<T>() + t * s.samples * s.dim,
-                                    weights.const_data_ptr<T>() + t * s.classes * s.dim, s, T(temperature), i0,
-                                    std::min(rows, s.samples - i0), probs.mutable_data_ptr<T>() + out,
+                                    weights.const_data_ptr<T>() + t * s.classes * s.dim, s, T(temperature),
+                                    i0, std::min(rows, s.samples - i0), probs.mutable_data_ptr<T>() + out,
                                     log_probs.mutable_data_ptr<T>() + out, work);
     });
   });
@@ -76,9 +77,10 @@ Tensor q_update_cpu(const Tensor& log_probs,  // [T, N, K]
     using T = decltype(zero);
     for_pieces<T>(s, 1, [&](int64_t t, int64_t, void* work) {
       const int64_t at = t * s.samples * s.classes;
-      kernels<T>().q_update(log_probs.const_data_ptr<T>() + at, labels.const_data_ptr<int64_t>() + t * s.samples, s,
-                            T(1 + alpha / beta), T(marginal_weight / (marginal_weight + beta)),
-                            q.mutable_data_ptr<T>() + at, work);
+      kernels<T>().q_update(log_probs.const_data_ptr<T>() + at,
+                            labels.const_data_ptr<int64_t>() + t * s.samples, s, T(1 + alpha / beta),
+                            T(marginal_weight / (marginal_weight + beta)), q.mutable_data_ptr<T>() + at,
+                            work);
     });
   });
   return q;
@@ -101,8 +103,9 @@ Tensor w_update_cpu(const Tensor& features,     // [T, N, d]
     using T = decltype(zero);
     for_pieces<T>(s, (s.dim + columns - 1) / columns, [&](int64_t t, int64_t piece, void* work) {
       const int64_t c0 = piece * columns, nk = t * s.samples * s.classes, kd = t * s.classes * s.dim;
-      kernels<T>().w_update(features.const_data_ptr<T>() + t * s.samples * s.dim, weights.const_data_ptr<T>() + kd,
-                            probs.const_data_ptr<T>() + nk, assignments.const_data_ptr<T>() + nk,
+      kernels<T>().w_update(features.const_data_ptr<T>() + t * s.samples * s.dim,
+                            weights.const_data_ptr<T>() + kd, probs.const_data_ptr<T>() + nk,
+                            assignments.const_data_ptr<T>() + nk,
                             labels.const_data_ptr<int64_t>() + t * s.samples, s, T(lam / (beta + alpha)), c0,
                             std::min(columns, s.dim - c0), out.mutable_data_ptr<T>() + kd, work);
     });

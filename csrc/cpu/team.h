@@ -12,6 +12,8 @@ inline void run_on_torch_threads(int64_t n, void (*body)(void*, int64_t), void* 
   });
 }
 
-inline Team torch_team() { return {static_cast<int>(torch::stable::get_num_threads()), run_on_torch_threads}; }
+inline Team torch_team() {
+  return {static_cast<int>(torch::stable::get_num_threads()), run_on_torch_threads};
+}
 
 }  // namespace tim_ext

@@ -1,7 +1,7 @@
 // The torch-free core of the CPU solvers: plain pointers, sizes and parameters.
 //
-// A solve passes through: adm.cpp (splits the batch into tasks, spreads them over threads)
-// -> kernels() (the instruction set) -> dual.h or primal.h (the iterations).
+// A solve passes through: adm.cpp or gd.cpp (what to run) -> batch.h (tasks, threads) -> kernels() (the
+// instruction set) -> dual.h, primal.h or gd.h (the iterations).
 #pragma once
 
 #include <cstdint>
@@ -21,21 +21,31 @@ struct AdmParams {
   Solver solver;
 };
 
+struct GdParams {
+  double lam, alpha, temperature, marginal_weight;
+  double entropy_order;  // of both entropies: 1 = Shannon
+  int64_t iterations;
+  double lr, adam_beta1, adam_beta2, eps;
+  double tol;
+  bool normalize;
+};
+
 // A flat batch of tasks; see ops.cpp for the meaning of each array.
-struct AdmBatch {
+struct Batch {
   Dtype dtype;           // of features; half types are computed in float32
   const void* features;  // [M, dim]
   int64_t pool_rows;     // M
   int64_t dim;
-  const int64_t* rows;     // [R] or null
-  const int64_t* labels;   // [R]
-  const int64_t* offsets;  // [T + 1]
-  const int64_t* classes;  // [T]
-  int64_t tasks;           // T
+  const int64_t* rows;        // [R] or null
+  const int64_t* labels;      // [R]
+  const int64_t* offsets;     // [T + 1]
+  const int64_t* classes;     // [T]
+  const double* class_prior;  // [sum_t K_t] or null: uniform
+  int64_t tasks;              // T
 };
 
 // Where results go; T is float or double. Null pointers are not computed.
-struct AdmOutputs {
+struct Outputs {
   void* probs;           // [sum_t N_t K_t]
   int64_t* predictions;  // [R]
   void* weights;         // [sum_t K_t, dim]
@@ -51,7 +61,11 @@ struct Team {
   void (*parallel)(int64_t n, void (*body)(void*, int64_t), void* context);
 };
 
-void adm_solve(const AdmBatch& batch, const AdmParams& params, const AdmOutputs& outputs, const Team& team);
+void adm_solve(const Batch& batch, const AdmParams& params, const Outputs& outputs, const Team& team);
+void gd_solve(const Batch& batch, const GdParams& params, const Outputs& outputs, const Team& team);
+// terms [T, 3] and gradient [sum_t K_t, dim] at weights [sum_t K_t, dim], of the type that features compute in.
+void gd_gradient(const Batch& batch, const GdParams& params, const void* weights, void* gradient, void* terms,
+                 int64_t* status, const Team& team);
 
 // The instruction set in use: "avx512", "avx2" or "baseline". TIM_EXT_CPU_CAPABILITY lowers it.
 const char* cpu_capability();

@@ -12,7 +12,8 @@ template <class T>
 class Dual {
  public:
   static constexpr int W = kWidth<T>;
-  static constexpr int64_t kBlockSamples = kBlockLanes, kChunk = 128;  // kChunk: features per step of the Gram product
+  static constexpr int64_t kBlockSamples = kBlockLanes,
+                           kChunk = 128;  // kChunk: features per step of the Gram product
 
   static constexpr bool kNeedsLog = false;
   int64_t blocks;
@@ -98,13 +99,13 @@ class Dual {
     if (!out.weights) return;
     // w_k = sum_i C_ik z_i
     const int64_t K = task_.classes, rows = rows_per_block<T>(task_);
-    for (int64_t j = 0; j < K * task_.dim; ++j) out.weights[j] = T(0);
     for (int64_t i0 = 0; i0 < task_.samples(); i0 += rows) {
       const int64_t n = task_.samples() - i0 < rows ? task_.samples() - i0 : rows;
       row_pointers(task_, i0, n, converted_, pointers_);
       for (int64_t k = 0; k < K; ++k)
-        for (int64_t i = 0; i < n; ++i) coefficients_[k * rows + i] = weights_[k * lanes_ + i0 + i] * scale_[i0 + i];
-      accumulate_rows(pointers_, n, coefficients_, rows, K, task_.dim, out.weights, task_.dim);
+        for (int64_t i = 0; i < n; ++i)
+          coefficients_[k * rows + i] = weights_[k * lanes_ + i0 + i] * scale_[i0 + i];
+      accumulate_rows(pointers_, n, coefficients_, rows, K, task_.dim, i0 > 0, out.weights, task_.dim);
     }
   }
 
@@ -113,11 +114,21 @@ class Dual {
  private:
   static constexpr int64_t kParallelLanes = 1024;  // from here on a product is worth sharing among threads
 
-  int64_t end_of(int64_t b) const { return (b + 1) * kBlockSamples < lanes_ ? (b + 1) * kBlockSamples : lanes_; }
+  int64_t end_of(int64_t b) const {
+    return (b + 1) * kBlockSamples < lanes_ ? (b + 1) * kBlockSamples : lanes_;
+  }
   Block<T> block(int64_t b) {
     const int64_t first = b * kBlockSamples, queries_from = task_.support / W - first / W;
-    return {logits_ + first, log_total_ + first, inverse_ + first, p_ + first, x_ + first, lanes_, labels_ + first,
-            (end_of(b) - first) / W, queries_from > 0 ? queries_from : 0, b == blocks - 1};
+    return {logits_ + first,
+            log_total_ + first,
+            inverse_ + first,
+            p_ + first,
+            x_ + first,
+            lanes_,
+            labels_ + first,
+            (end_of(b) - first) / W,
+            queries_from > 0 ? queries_from : 0,
+            b == blocks - 1};
   }
   template <class F>
   void each(F f) {
@@ -176,7 +187,8 @@ class Dual {
         const int64_t skip = other == j ? r0 / W : 0;
         with_constant<kTileVectors>(int(width), [&](auto nv) {
           constexpr int NV = decltype(nv)::value;
-          if (skip == 0) return gram_tile<NR, NV, NV>(a, b + r0, rows, columns, g, row_first * W + r0, overwrite);
+          if (skip == 0)
+            return gram_tile<NR, NV, NV>(a, b + r0, rows, columns, g, row_first * W + r0, overwrite);
           if constexpr (NV > 1) {
             if (skip == 1)
               return gram_tile<NR, NV, NV - 1>(a, b + r0, rows, columns, g, row_first * W + r0, overwrite);
@@ -207,13 +219,14 @@ class Dual {
     for (int64_t other = j; other < panels(); ++other) {
       int64_t of, ow;
       panel(other, &of, &ow);
-      for (int64_t r = 0; r < ow; ++r)      // block row: vector of + r
+      for (int64_t r = 0; r < ow; ++r)         // block row: vector of + r
         for (int64_t v = 0; v < width; ++v) {  // block column: vector first + v
           if (of + r <= first + v) continue;
           Vec<T> tile[W];
           for (int l = 0; l < W; ++l) tile[l] = load(gram_panel(of) + (((first + v) * W + l) * ow + r) * W);
           transpose<T>(tile);
-          for (int l = 0; l < W; ++l) store(gram_panel(first) + (((of + r) * W + l) * width + v) * W, tile[l]);
+          for (int l = 0; l < W; ++l)
+            store(gram_panel(first) + (((of + r) * W + l) * width + v) * W, tile[l]);
         }
     }
   }
@@ -227,7 +240,8 @@ class Dual {
       for (int64_t j = piece; j < last; ++j) {
         int64_t first, width;
         panel(j, &first, &width);
-        with_constant<kTileVectors>(int(width), [&](auto nv) { product_panel<decltype(nv)::value>(j, first); });
+        with_constant<kTileVectors>(int(width),
+                                    [&](auto nv) { product_panel<decltype(nv)::value>(j, first); });
       }
     });
     for (int64_t k = 0; k < K - 1; ++k) {
@@ -242,7 +256,8 @@ class Dual {
     for_row_tiles(K - 1, [&](int64_t k0, auto nr) {
       constexpr int NR = decltype(nr)::value;
       Vec<T> acc[NR][NV] = {};
-      multiply_tile<T, NR, NV, NV>(acc, gram_panel(first), difference_ + k0 * lanes_, lanes_, 1, task_.samples());
+      multiply_tile<T, NR, NV, NV>(acc, gram_panel(first), difference_ + k0 * lanes_, lanes_, 1,
+                                   task_.samples());
       const T* c_last = weights_ + (K - 1) * lanes_ + first * W;
 #pragma GCC unroll 8
       for (int r = 0; r < NR; ++r) {
@@ -263,7 +278,8 @@ class Dual {
   const Team& team_;
   Coefficients<T> c_;
   int64_t lanes_, vectors_, bytes_;
-  T *gram_, *weights_, *difference_, *logits_, *log_total_, *inverse_, *p_, *x_, *before_, *packed_, *coefficients_, *converted_;
+  T *gram_, *weights_, *difference_, *logits_, *log_total_, *inverse_, *p_, *x_, *before_, *packed_,
+      *coefficients_, *converted_;
   const T** pointers_;
   typename Simd<T>::Int* labels_;
   Vec<T>* shift_parts_;  // [panels][K - 1]
@@ -275,19 +291,28 @@ int64_t dual_workspace(const Task& task, const AdmParams& params) {
 }
 
 template <class T>
-void dual_solve(const Task& task, const AdmParams& params, const T* scale, const TaskOutputs<T>& out, const Team& team,
-                void* work) {
+void dual_solve(const Task& task, const AdmParams& params, const T* scale, const TaskOutputs<T>& out,
+                const Team& team, void* work) {
   Dual<T> form(task, params, scale, team, work);
   form.prepare();
   auto go = [&](auto kt) {
     *out.iterations = iterate<decltype(kt)::value>(form, task, params, form.coefs(), form.state, out.history);
   };
   switch (task.classes) {
-    case 2: go(std::integral_constant<int, 2>{}); break;
-    case 3: go(std::integral_constant<int, 3>{}); break;
-    case 4: go(std::integral_constant<int, 4>{}); break;
-    case 5: go(std::integral_constant<int, 5>{}); break;
-    default: go(std::integral_constant<int, 0>{});
+    case 2:
+      go(std::integral_constant<int, 2>{});
+      break;
+    case 3:
+      go(std::integral_constant<int, 3>{});
+      break;
+    case 4:
+      go(std::integral_constant<int, 4>{});
+      break;
+    case 5:
+      go(std::integral_constant<int, 5>{});
+      break;
+    default:
+      go(std::integral_constant<int, 0>{});
   }
   form.finish(out);
 }

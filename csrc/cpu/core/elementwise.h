@@ -25,7 +25,7 @@ constexpr int64_t kBlockLanes = 512;  // at most, in one block
 // A block of samples, class-major: element (k, i) of an array at [k * ld + i].
 template <class T>
 struct Block {
-  T* logits;     // z_i . (w_k - w_K) for k < K - 1; then l_ik = logit_ik - logit_iK; log p_ik for all k on demand
+  T* logits;  // z_i . (w_k - w_K) for k < K - 1; then l_ik = logit_ik - logit_iK; log p_ik for all k on demand
   T* log_total;  // log sum_k exp(l_ik)
   T* inverse;    // 1 / sum_k exp(l_ik)
   T* p;          // exp(l_ik) for k < K - 1, so that p_ik = p * inverse; p_ik itself for all k on demand
@@ -43,7 +43,8 @@ TIM_INLINE Vec<T> class_mask(IVec<T> labels, int64_t k) {
 }
 template <class T>
 TIM_INLINE Vec<T> sample_weight(IVec<T> labels, const Coefficients<T>& c) {
-  return keep<T>(labels >= 0, splat(c.support)) + keep<T>(labels == typename Simd<T>::Int(kQuery), splat(c.query));
+  return keep<T>(labels >= 0, splat(c.support)) +
+         keep<T>(labels == typename Simd<T>::Int(kQuery), splat(c.query));
 }
 template <class T>
 TIM_INLINE IVec<T> load_labels(const Block<T>& b, int64_t v) {
@@ -197,7 +198,8 @@ TIM_INLINE void q_block(int64_t classes, const Coefficients<T>& c, const T* fact
     Vec<T> total = Vec<T>{};
     Vec<T> top = splat<T>(-std::numeric_limits<T>::max());
     if constexpr (exact)
-      for (int64_t k = 0; k < K; ++k) top = vmax(top, load(b.logits + k * b.ld + v * W) * c.power - factor[k]);
+      for (int64_t k = 0; k < K; ++k)
+        top = vmax(top, load(b.logits + k * b.ld + v * W) * c.power - factor[k]);
 #pragma GCC unroll 16
     for (int64_t k = 0; k < K; ++k) {
       const int64_t at = k * b.ld + v * W;
@@ -260,7 +262,8 @@ TIM_INLINE void restore_block(int64_t classes, const Coefficients<T>& c, const B
 // For the exact q-update, where p^power may underflow: column maxima and shifted sums of power * log p.
 //   phase 1: largest[k] = max over Q of power log p_ik;  phase 2: sum[k] = sum over Q exp(power log p_ik - largest_k)
 template <int phase, class T>
-TIM_INLINE void column_block(int64_t classes, const Coefficients<T>& c, const Block<T>& b, const T* largest, T* out) {
+TIM_INLINE void column_block(int64_t classes, const Coefficients<T>& c, const Block<T>& b, const T* largest,
+                             T* out) {
   constexpr int W = kWidth<T>;
   for (int64_t k = 0; k < classes; ++k) {
     Vec<T> acc = phase == 1 ? splat<T>(-std::numeric_limits<T>::max()) : Vec<T>{};

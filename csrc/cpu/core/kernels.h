@@ -9,12 +9,13 @@ namespace tim_ext {
 // One task in solver order: support samples first, then queries; padding is gone.
 struct Task {
   Dtype dtype;
-  const void* features;     // [M, dim]
+  const void* features;  // [M, dim]
   int64_t dim;
   const int64_t* rows;      // [N] row of each sample
   const int64_t* position;  // [N] its position in the caller's task
   const int32_t* labels;    // [N] class, or -1 for a query
   int64_t support, query, classes;
+  const double* class_prior;  // [K] or null: uniform
   int64_t samples() const { return support + query; }
 };
 
@@ -49,15 +50,22 @@ struct Kernels {
   int64_t (*dual_workspace)(const Task&, const AdmParams&);
   int64_t (*primal_workspace)(const Task&, const AdmParams&);
   void (*dual)(const Task&, const AdmParams&, const T* scale, const TaskOutputs<T>&, const Team&, void* work);
-  void (*primal)(const Task&, const AdmParams&, const T* scale, const TaskOutputs<T>&, const Team&, void* work);
+  void (*primal)(const Task&, const AdmParams&, const T* scale, const TaskOutputs<T>&, const Team&,
+                 void* work);
+  int64_t (*gd_workspace)(const Task&, const GdParams&);
+  void (*gd)(const Task&, const GdParams&, const T* scale, const TaskOutputs<T>&, const Team&, void* work);
+  // Loss terms [3] and dL/dW [K, dim] at W = weights [K, dim].
+  void (*gd_gradient)(const Task&, const GdParams&, const T* scale, const T* weights, T* gradient, T* terms,
+                      const Team&, void* work);
   // The step operators on a piece of one task; see steps.h.
   int64_t (*step_workspace)(const StepShape&);
-  void (*distance_softmax)(const T* features, const T* weights, const StepShape&, T temperature, int64_t i0, int64_t n,
-                           T* probs, T* log_probs, void* work);
-  void (*q_update)(const T* log_probs, const int64_t* labels, const StepShape&, T power, T marginal_power, T* q,
+  void (*distance_softmax)(const T* features, const T* weights, const StepShape&, T temperature, int64_t i0,
+                           int64_t n, T* probs, T* log_probs, void* work);
+  void (*q_update)(const T* log_probs, const int64_t* labels, const StepShape&, T power, T marginal_power,
+                   T* q, void* work);
+  void (*w_update)(const T* features, const T* weights, const T* probs, const T* assignments,
+                   const int64_t* labels, const StepShape&, T support_weight, int64_t c0, int64_t n, T* out,
                    void* work);
-  void (*w_update)(const T* features, const T* weights, const T* probs, const T* assignments, const int64_t* labels,
-                   const StepShape&, T support_weight, int64_t c0, int64_t n, T* out, void* work);
   // See peak.h.
   int64_t (*multiply_add_rounds)(int64_t rounds, T* sink);
 };

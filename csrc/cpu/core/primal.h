@@ -1,61 +1,64 @@
-// TIM-ADM in the primal form: W [K, d] explicit, for many samples or few dimensions.
+// Passes over the samples with W [K, d] explicit: for many samples or few dimensions, and for TIM-GD.
 //
 //   softmax pass   logits_ik = z_i . (w_k - w_K)                     N d (K - 1) multiply-adds
-//   q pass         A_k = sum_i X_ik z_i, k < K (A_K = -sum_k A_k)    N d (K - 1)
-//   update         w_k <- (A_k + B_k w_k) / D_k
+//   weighted pass  A_k = sum_i x_ik z_i, k < K (A_K = -sum_k A_k)    N d (K - 1), for rows x_i that sum to 0
 //
 // Samples run in blocks of rows that fit L2; consecutive blocks form chunks, the pieces that threads share.
 // Both depend on the task's shape alone, and chunks are added in order, so the threads never change a bit.
-// Memory beyond the features: log p (N K numbers) and one A (K d) per chunk.
+// Memory beyond the features: log p (N K numbers) and one A (K d) per chunk. Rows of W, A and the like are padded
+// with zeros to whole vectors.
 
 template <class T>
-class Primal {
+class PrimalPasses {
  public:
   static constexpr int W = kWidth<T>;
   static constexpr int64_t kMaxChunks = 32;
-
-  static constexpr bool kNeedsLog = true;  // p is not kept: restore_block makes it from log p
+  static constexpr bool kNeedsLog = true;  // restore_block makes p from log p
   int64_t blocks;
+  ClassState<T> state;
 
-  Primal(const Task& task, const AdmParams& params, const T* scale, const Team& team, void* work)
-      : task_(task), scale_(scale), team_(team), c_(coefficients<T>(params, task)) {
-    Arena arena(work);
+  PrimalPasses(const Task& task, const Coefficients<T>& c, bool keep_before, const T* scale, const Team& team,
+               Arena& arena)
+      : task_(task), scale_(scale), team_(team), c_(c) {
     const int64_t K = task.classes, N = task.samples();
+    pitch_ = round_up(task.dim, W);
     rows_ = rows_per_block<T>(task);
     blocks = (N + rows_ - 1) / rows_;
     chunk_blocks_ = (blocks + kMaxChunks - 1) / kMaxChunks;
     chunks_ = (blocks + chunk_blocks_ - 1) / chunk_blocks_;
-    weights_ = arena.take<T>(K * task.dim);
-    difference_ = arena.take<T>(K * task.dim);
+    pieces_ = (pitch_ + kPieceColumns - 1) / kPieceColumns;
+    weights_ = arena.take<T>(K * pitch_);
+    difference_ = arena.take<T>(K * pitch_);
     logits_ = arena.take<T>(blocks * rows_ * K);
-    before_ = params.tol > 0 ? arena.take<T>(blocks * rows_ * K) : nullptr;
+    before_ = keep_before ? arena.take<T>(blocks * rows_ * K) : nullptr;
     labels_ = arena.take<typename Simd<T>::Int>(blocks * rows_);
-    sums_ = arena.take<T>(chunks_ * K * task.dim);
+    sums_ = arena.take<T>(chunks_ * K * pitch_);
     p_ = arena.take<T>(chunks_ * K * rows_);
     log_total_ = arena.take<T>(chunks_ * rows_);
     inverse_ = arena.take<T>(chunks_ * rows_);
     x_ = arena.take<T>(chunks_ * K * rows_);
     pointers_ = arena.take<const T*>(chunks_ * rows_);
     converted_ = rows_need_scratch<T>(task) ? arena.take<T>(chunks_ * rows_ * task.dim) : nullptr;
+    column_ = reinterpret_cast<Vec<T>*>(arena.take<char>(pieces_ * 2 * K * int64_t(sizeof(Vec<T>))));
+    shift_parts_ = arena.take<T>(pieces_ * K);
     state = take_class_state<T>(arena, K, blocks, chunks_);
-    bytes_ = arena.used();
   }
-  int64_t bytes() const { return bytes_; }
   const Coefficients<T>& coefs() const { return c_; }
 
+  // W = the prototypes; the support samples come first.
   void prepare() {
     fill_labels(task_, blocks * rows_, labels_, state);
     const int64_t K = task_.classes;
-    for (int64_t j = 0; j < K * task_.dim; ++j) weights_[j] = T(0);
-    // Prototypes: the support samples come first.
+    for (int64_t j = 0; j < K * pitch_; ++j) weights_[j] = T(0);
+    for (int64_t j = 0; j < chunks_ * K * pitch_; ++j) sums_[j] = T(0);
     for (int64_t i = 0; i < task_.support; ++i) {
       const T* x;
       row_pointers(task_, i, 1, converted_, &x);
-      T* w = weights_ + task_.labels[i] * task_.dim;
+      T* w = weights_ + task_.labels[i] * pitch_;
       const T share = scale_[i] / state.count[task_.labels[i]];
       for (int64_t j = 0; j < task_.dim; ++j) w[j] += share * x[j];
     }
-    differences();
+    update_weights([](int64_t, int64_t, Vec<T> w, Vec<T>) { return w; });
   }
 
   template <class F>
@@ -64,26 +67,25 @@ class Primal {
       const int64_t i0 = b * rows_, n = count(b);
       const T** x = pointers_ + chunk * rows_;
       row_pointers(task_, i0, n, scratch(chunk), x);
-      dot_rows(x, scale_ + i0, n, difference_, task_.classes - 1, task_.dim, block.logits, rows_);
+      dot_rows(x, scale_ + i0, n, difference_, pitch_, task_.classes - 1, task_.dim, block.logits, rows_);
       for (int64_t k = 0; k < task_.classes - 1; ++k)
         for (int64_t i = n; i < block.vectors * W; ++i) block.logits[k * rows_ + i] = T(0);
       f(block, b, chunk);
     });
   }
   template <class F>
-  void q_pass(F f) {
+  void weighted_pass(F f) {
     const int64_t K = task_.classes;
-    for (int64_t j = 0; j < chunks_ * K * task_.dim; ++j) sums_[j] = T(0);
     each_piece([&](Block<T>& block, int64_t b, int64_t chunk) {
       const int64_t i0 = b * rows_, n = count(b);
-      restore_block(K, c_, block);
+      if (chunk_blocks_ > 1) restore_block(K, c_, block);  // otherwise it is still there
       f(block, b, chunk);
       for (int64_t k = 0; k < K - 1; ++k)
         for (int64_t i = 0; i < n; ++i) block.x[k * rows_ + i] *= scale_[i0 + i];
       const T** x = pointers_ + chunk * rows_;
       row_pointers(task_, i0, n, scratch(chunk), x);
-      accumulate_rows(x, n, block.x, rows_, K - 1, task_.dim, sums_ + chunk * K * task_.dim,
-                      task_.dim);
+      accumulate_rows(x, n, block.x, rows_, K - 1, task_.dim, b > chunk * chunk_blocks_,
+                      sums_ + chunk * K * pitch_, pitch_);
     });
   }
   template <class F>
@@ -92,44 +94,67 @@ class Primal {
   }
   T* before(int64_t b) { return before_ + b * rows_ * task_.classes; }
 
-  void update() {
-    const int64_t K = task_.classes, d = task_.dim;
-    run(team_, (d + kUpdateColumns - 1) / kUpdateColumns, [&](int64_t piece) {
-      const int64_t first = piece * kUpdateColumns, last = first + kUpdateColumns < d ? first + kUpdateColumns : d;
-      double rest[kUpdateColumns] = {};  // -A_K
-      for (int64_t k = 0; k < K; ++k) {
-        const T inverse = T(1) / (c_.support * state.count[k] + c_.query * state.q[k]);
-        double sum[kUpdateColumns] = {};
-        for (int64_t chunk = 0; chunk < chunks_ && k < K - 1; ++chunk)
-          for (int64_t j = first; j < last; ++j) sum[j - first] += double(sums_[(chunk * K + k) * d + j]);
-        for (int64_t j = first; j < last; ++j) {
-          if (k < K - 1)
-            rest[j - first] += sum[j - first];
-          else
-            sum[j - first] = -rest[j - first];
-          T& w = weights_[k * d + j];
-          w = (T(sum[j - first]) + state.p[k] * w) * inverse;
+  // w_k <- f(k, position in W, w_k, A_k), a vector of columns at a time and the last class first; then
+  // w_k - w_K and shift_k = tau/2 (w_k - w_K) . (w_k + w_K).
+  template <class F>
+  void update_weights(F f) {
+    const int64_t K = task_.classes;
+    run(team_, pieces_, [&](int64_t piece) {
+      const int64_t first = piece * kPieceColumns, end = first + kPieceColumns;
+      Vec<T>* sum = column_ + piece * 2 * K;  // A_k
+      Vec<T>* shift = sum + K;
+      for (int64_t k = 0; k < K; ++k) shift[k] = Vec<T>{};
+      for (int64_t j = first; j < (end < pitch_ ? end : pitch_); j += W) {
+        sum[K - 1] = Vec<T>{};
+        for (int64_t k = 0; k < K - 1; ++k) {
+          sum[k] = chunks_ == 1 ? load(sums_ + k * pitch_ + j) : sum_of_chunks(k, j);
+          sum[K - 1] -= sum[k];
+        }
+        T* w = weights_ + j;
+        const Vec<T> last = f(K - 1, (K - 1) * pitch_ + j, load(w + (K - 1) * pitch_), sum[K - 1]);
+        store(w + (K - 1) * pitch_, last);
+        for (int64_t k = 0; k < K - 1; ++k) {
+          const Vec<T> value = f(k, k * pitch_ + j, load(w + k * pitch_), sum[k]);
+          const Vec<T> difference = value - last;
+          store(w + k * pitch_, value);
+          store(difference_ + k * pitch_ + j, difference);
+          shift[k] += difference * (value + last);
         }
       }
+      for (int64_t k = 0; k < K - 1; ++k) shift_parts_[piece * K + k] = reduce_add<T>(shift[k]);
     });
-    differences();
+    for (int64_t k = 0; k < K - 1; ++k) {
+      double sum = 0;
+      for (int64_t piece = 0; piece < pieces_; ++piece) sum += double(shift_parts_[piece * K + k]);
+      state.shift[k] = T(double(c_.tau) / 2 * sum);
+    }
   }
 
   void finish(const TaskOutputs<T>& out) {
-    each_piece([&](Block<T>& block, int64_t b, int64_t) {
-      restore_block(task_.classes, c_, block);
-      write_results(task_, out, block, b * rows_, count(b));
-    });
+    auto write = [&](Block<T>& block, int64_t b) { write_results(task_, out, block, b * rows_, count(b)); };
+    if (chunk_blocks_ == 1) {
+      each_block(write);
+    } else {
+      // p once more, from the logits: exp(log p) would cost float32 a digit.
+      softmax_pass([&](Block<T>& block, int64_t b, int64_t slot) {
+        Sums<T> sums{state.parts + b * 4 * state.stride, nullptr, nullptr, T(0)};
+        softmax_block<0, false>(task_.classes, c_, state.shift, block,
+                                state.accumulators + slot * 2 * task_.classes, sums);
+        finish_block(task_.classes, block);
+        write(block, b);
+      });
+    }
     if (out.weights)
-      for (int64_t j = 0; j < task_.classes * task_.dim; ++j) out.weights[j] = weights_[j];
+      for (int64_t k = 0; k < task_.classes; ++k)
+        for (int64_t j = 0; j < task_.dim; ++j) out.weights[k * task_.dim + j] = weights_[k * pitch_ + j];
   }
 
-  ClassState<T> state;
+ protected:
+  static constexpr int64_t kPieceColumns = 128;  // of W, that one thread updates
 
- private:
-  static constexpr int64_t kUpdateColumns = 64;
-
-  int64_t count(int64_t b) const { return (b + 1) * rows_ < task_.samples() ? rows_ : task_.samples() - b * rows_; }
+  int64_t count(int64_t b) const {
+    return (b + 1) * rows_ < task_.samples() ? rows_ : task_.samples() - b * rows_;
+  }
   T* scratch(int64_t chunk) { return converted_ ? converted_ + chunk * rows_ * task_.dim : nullptr; }
   template <class F>
   void each_piece(F f) {
@@ -137,43 +162,70 @@ class Primal {
       const int64_t end = (chunk + 1) * chunk_blocks_ < blocks ? (chunk + 1) * chunk_blocks_ : blocks;
       for (int64_t b = chunk * chunk_blocks_; b < end; ++b) {
         const int64_t K = task_.classes, queries_from = (task_.support - b * rows_) / W;
-        Block<T> block{logits_ + b * rows_ * K,
-                       log_total_ + chunk * rows_,
-                       inverse_ + chunk * rows_,
-                       p_ + chunk * K * rows_,
-                       x_ + chunk * K * rows_,
-                       rows_,
-                       labels_ + b * rows_,
-                       (count(b) + W - 1) / W,
-                       queries_from > 0 ? queries_from : 0,
-                       b == blocks - 1};
+        Block<T> block{
+            logits_ + b * rows_ * K, log_total_ + chunk * rows_, inverse_ + chunk * rows_,
+            p_ + chunk * K * rows_,  x_ + chunk * K * rows_,     rows_,
+            labels_ + b * rows_,     (count(b) + W - 1) / W,     queries_from > 0 ? queries_from : 0,
+            b == blocks - 1};
         f(block, b, chunk);
       }
     });
   }
-  void differences() {
-    weight_differences(weights_, task_.classes, task_.dim, c_.tau, difference_, state.shift);
+  Vec<T> sum_of_chunks(int64_t k, int64_t j) const {
+    double lane[W] = {};
+    for (int64_t chunk = 0; chunk < chunks_; ++chunk)
+      for (int l = 0; l < W; ++l) lane[l] += double(sums_[(chunk * task_.classes + k) * pitch_ + j + l]);
+    Vec<T> sum;
+    for (int l = 0; l < W; ++l) sum[l] = T(lane[l]);
+    return sum;
   }
 
   const Task& task_;
   const T* scale_;
   const Team& team_;
   Coefficients<T> c_;
-  int64_t rows_, chunk_blocks_, chunks_, bytes_;
-  T *weights_, *difference_, *logits_, *before_, *sums_, *log_total_, *inverse_, *p_, *x_, *converted_;
+  int64_t pitch_, rows_, chunk_blocks_, chunks_, pieces_;
+  T *weights_, *difference_, *logits_, *before_, *sums_, *log_total_, *inverse_, *p_, *x_, *converted_,
+      *shift_parts_;
   const T** pointers_;
   typename Simd<T>::Int* labels_;
+  Vec<T>* column_;
+};
+
+// TIM-ADM in the primal form: w_k <- (A_k + B_k w_k) / D_k.
+template <class T>
+class PrimalAdm : public PrimalPasses<T> {
+ public:
+  PrimalAdm(const Task& task, const AdmParams& params, const T* scale, const Team& team, Arena& arena)
+      : PrimalPasses<T>(task, coefficients<T>(params, task), params.tol > 0, scale, team, arena) {}
+
+  template <class F>
+  void q_pass(F f) {
+    this->weighted_pass(f);
+  }
+  void update() {
+    const Coefficients<T>& c = this->c_;
+    const ClassState<T>& s = this->state;
+    for (int64_t k = 0; k < this->task_.classes; ++k)
+      s.factor[k] = T(1) / (c.support * s.count[k] + c.query * s.q[k]);
+    this->update_weights(
+        [&](int64_t k, int64_t, Vec<T> w, Vec<T> sum) { return (sum + w * s.p[k]) * s.factor[k]; });
+  }
 };
 
 template <class T>
 int64_t primal_workspace(const Task& task, const AdmParams& params) {
-  return Primal<T>(task, params, nullptr, Team{1, nullptr}, nullptr).bytes();
+  Arena arena(nullptr);
+  const Team nobody{1, nullptr};
+  PrimalAdm<T>(task, params, nullptr, nobody, arena);
+  return arena.used();
 }
 
 template <class T>
 void primal_solve(const Task& task, const AdmParams& params, const T* scale, const TaskOutputs<T>& out,
                   const Team& team, void* work) {
-  Primal<T> form(task, params, scale, team, work);
+  Arena arena(work);
+  PrimalAdm<T> form(task, params, scale, team, arena);
   form.prepare();
   *out.iterations = iterate<0>(form, task, params, form.coefs(), form.state, out.history);
   form.finish(out);

@@ -125,7 +125,8 @@ void normalize_rows(const Task& task, T* out) {
 // out[c][i] = scale_i x_i[c0 + c] for the samples i = i0 .. i0 + rows - 1 (zero beyond the last one),
 // rows a multiple of the vector width: a panel, transposed.
 template <class T>
-void pack_panel(const Task& task, const T* scale, int64_t i0, int64_t rows, int64_t c0, int64_t columns, T* out) {
+void pack_panel(const Task& task, const T* scale, int64_t i0, int64_t rows, int64_t c0, int64_t columns,
+                T* out) {
   constexpr int W = kWidth<T>;
   with_features<T>(task, [&](auto* features) {
     for (int64_t b = 0; b < rows; b += W) {

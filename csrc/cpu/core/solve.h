@@ -46,16 +46,17 @@ TIM_INLINE void combine(const T* parts, int64_t blocks, int64_t stride, int64_t 
 // Per-class state of a solve, padded to whole vectors; `block` values are per block of samples.
 template <class T>
 struct ClassState {
-  T* count;      // [K] support samples of each class
-  T* shift;      // [K] see softmax_block
-  T* factor;     // [K] see q_block
-  T* p;          // [K] sum_i c_i p_ik                 = B_k
-  T* power;      // [K] sum over Q of p_ik^power
-  T* q;          // [K] sum over Q of q_ik
-  T* largest;    // [K] for the exact q-update
-  T* parts;      // [blocks][4][stride] partial sums: p, power, q, spare
-  T* smallest;   // [blocks]
-  T* history;    // [blocks][stride + 2W]
+  T* count;              // [K] support samples of each class
+  T* shift;              // [K] see softmax_block
+  T* factor;             // [K] see q_block
+  T* p;                  // [K] sum_i c_i p_ik                 = B_k
+  T* power;              // [K] sum over Q of p_ik^power
+  T* q;                  // [K] sum over Q of q_ik
+  T* largest;            // [K] for the exact q-update
+  T* prior;              // [K] 1 / (K prior_k), 1 for the uniform prior
+  T* parts;              // [blocks][4][stride] partial sums: p, power, q, spare
+  T* smallest;           // [blocks]
+  T* history;            // [blocks][stride + 2W]
   Vec<T>* accumulators;  // [slots][2K]
   int64_t stride;
 };
@@ -64,7 +65,8 @@ template <class T>
 ClassState<T> take_class_state(Arena& arena, int64_t classes, int64_t blocks, int64_t slots) {
   ClassState<T> s;
   s.stride = round_up(classes, kWidth<T>);
-  for (T** array : {&s.count, &s.shift, &s.factor, &s.p, &s.power, &s.q, &s.largest}) *array = arena.take<T>(s.stride);
+  for (T** array : {&s.count, &s.shift, &s.factor, &s.p, &s.power, &s.q, &s.largest, &s.prior})
+    *array = arena.take<T>(s.stride);
   s.parts = arena.take<T>(blocks * 4 * s.stride);
   s.smallest = arena.take<T>(blocks);
   s.history = arena.take<T>(blocks * (s.stride + 2));
@@ -102,8 +104,8 @@ void write_history(const Task& task, const ClassState<T>& s, int64_t blocks, T* 
 //   before(b)        p of the previous iteration, if params.tol > 0
 // Returns the number of updates made; all blocks are then finished and belong to the last W.
 template <int KT, class T, class Form>
-int64_t iterate(Form& form, const Task& task, const AdmParams& params, const Coefficients<T>& c, ClassState<T>& s,
-                T* history) {
+int64_t iterate(Form& form, const Task& task, const AdmParams& params, const Coefficients<T>& c,
+                ClassState<T>& s, T* history) {
   const int64_t K = task.classes, blocks = form.blocks;
   const int64_t planned = task.query > 0 ? params.iterations : 0;
   const bool finish = Form::kNeedsLog || history || params.tol > 0;
@@ -137,6 +139,7 @@ int64_t iterate(Form& form, const Task& task, const AdmParams& params, const Coe
     for (int64_t b = 0; b < blocks; ++b) smallest = s.smallest[b] < smallest ? s.smallest[b] : smallest;
     if (smallest > Simd<T>::exp2_min) {
       gather(1, s.power);
+      for (int64_t k = 0; k < K; ++k) s.power[k] *= s.prior[k];
       marginal_factors(K, c, s.power, s.factor);
       form.q_pass([&](Block<T>& block, int64_t b, int64_t slot) {
         Sums<T> sums = sums_of(b);
@@ -156,10 +159,12 @@ int64_t iterate(Form& form, const Task& task, const AdmParams& params, const Coe
         for (int64_t b = 1; b < blocks; ++b)
           s.largest[k] = part(b, 1)[k] > s.largest[k] ? part(b, 1)[k] : s.largest[k];
       }
-      form.each_block([&](Block<T>& block, int64_t b) { column_block<2>(K, c, block, s.largest, part(b, 1)); });
+      form.each_block(
+          [&](Block<T>& block, int64_t b) { column_block<2>(K, c, block, s.largest, part(b, 1)); });
       gather(1, s.power);
       for (int64_t k = 0; k < K; ++k)
-        s.factor[k] = c.marginal_power * (s.largest[k] + T(__builtin_log2(double(s.power[k]))));
+        s.factor[k] =
+            c.marginal_power * (s.largest[k] + T(__builtin_log2(double(s.power[k]) * double(s.prior[k]))));
       form.q_pass([&](Block<T>& block, int64_t b, int64_t slot) {
         Sums<T> sums = sums_of(b);
         q_block<0, From::finished_exact>(K, c, s.factor, block, s.accumulators + slot * 2 * K, sums);
@@ -175,6 +180,8 @@ template <class T>
 void fill_labels(const Task& task, int64_t lanes, typename Simd<T>::Int* labels, ClassState<T>& s) {
   for (int64_t k = 0; k < s.stride; ++k) s.count[k] = T(0);
   for (int64_t k = 0; k < s.stride; ++k) s.power[k] = T(1);
+  for (int64_t k = 0; k < task.classes; ++k)
+    s.prior[k] = task.class_prior ? T(1 / (double(task.classes) * task.class_prior[k])) : T(1);
   for (int64_t i = 0; i < lanes; ++i) {
     labels[i] = i < task.samples() ? task.labels[i] : int32_t(kPadding);
     if (labels[i] >= 0) s.count[labels[i]] += T(1);
@@ -196,11 +203,11 @@ void write_results(const Task& task, const TaskOutputs<T>& out, const Block<T>& 
   }
 }
 
-// Rows per block where feature rows are read in blocks: 256 KB of them, so that they stay in L2.
+// Rows per block where feature rows are read in blocks: up to 512 KB of them, so that they stay in L2.
 template <class T>
 int64_t rows_per_block(const Task& task) {
   int64_t rows = 256;
-  while (rows > 2 * kWidth<T> && rows * task.dim * int64_t(sizeof(T)) > 256 * 1024) rows /= 2;
+  while (rows > 2 * kWidth<T> && rows * task.dim * int64_t(sizeof(T)) > 512 * 1024) rows /= 2;
   return rows;
 }
 

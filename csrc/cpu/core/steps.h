@@ -5,8 +5,8 @@ constexpr int64_t kStepRows = 128;  // samples per piece of work
 
 // log p and p of rows i0 .. i0 + n - 1 (n <= kStepRows).
 template <class T>
-void distance_softmax_step(const T* features, const T* weights, const StepShape& shape, T temperature, int64_t i0,
-                           int64_t n, T* probs, T* log_probs, void* work) {
+void distance_softmax_step(const T* features, const T* weights, const StepShape& shape, T temperature,
+                           int64_t i0, int64_t n, T* probs, T* log_probs, void* work) {
   Arena arena(work);
   const int64_t K = shape.classes, d = shape.dim;
   T* difference = arena.take<T>(K * d);
@@ -35,7 +35,7 @@ void distance_softmax_step(const T* features, const T* weights, const StepShape&
     x[i] = features + (i0 + (i < n ? i : 0)) * d;
   }
   for (int64_t j = 0; j < K * kStepRows; ++j) b.logits[j] = T(0);
-  dot_rows(x, scale, n, difference, K - 1, d, b.logits, kStepRows);
+  dot_rows(x, scale, n, difference, d, K - 1, d, b.logits, kStepRows);
   softmax_block<0, false>(K, Coefficients<T>{tau, 0, 0, 1, 0}, shift, b, accumulators, sums);
   finish_block(K, b);
   for (int64_t i = 0; i < n; ++i)
@@ -48,8 +48,8 @@ void distance_softmax_step(const T* features, const T* weights, const StepShape&
 // q_ik on queries, y_ik on support samples, 0 on padding.
 //   q_ik = softmax_k(power log p_ik - e log sum over Q of p_ik^power)
 template <class T>
-void q_update_step(const T* log_probs, const int64_t* labels, const StepShape& shape, T power, T marginal_power, T* q,
-                   void* work) {
+void q_update_step(const T* log_probs, const int64_t* labels, const StepShape& shape, T power,
+                   T marginal_power, T* q, void* work) {
   Arena arena(work);
   const int64_t K = shape.classes, N = shape.samples;
   T* largest = arena.take<T>(K);
@@ -104,8 +104,9 @@ void q_update_step(const T* log_probs, const int64_t* labels, const StepShape& s
 // Columns c0 .. c0 + n - 1 of the new weights:
 //   w_k <- [ sum_i c_i (t_ik - p_ik) z_i + w_k sum_i c_i p_ik ] / sum_i c_i t_ik,   t = assignments, c_i = c_S or c_Q
 template <class T>
-void w_update_step(const T* features, const T* weights, const T* probs, const T* assignments, const int64_t* labels,
-                   const StepShape& shape, T support_weight, int64_t c0, int64_t n, T* out, void* work) {
+void w_update_step(const T* features, const T* weights, const T* probs, const T* assignments,
+                   const int64_t* labels, const StepShape& shape, T support_weight, int64_t c0, int64_t n,
+                   T* out, void* work) {
   Arena arena(work);
   const int64_t K = shape.classes, N = shape.samples, d = shape.dim;
   double* b = arena.take<double>(K);
@@ -118,10 +119,7 @@ void w_update_step(const T* features, const T* weights, const T* probs, const T*
     query += labels[i] == kQuery;
   }
   const T query_weight = query > 0 ? T(double(support) / double(query)) : T(0);
-  for (int64_t k = 0; k < K; ++k) {
-    b[k] = t[k] = 0;
-    for (int64_t c = 0; c < n; ++c) out[k * d + c0 + c] = T(0);
-  }
+  for (int64_t k = 0; k < K; ++k) b[k] = t[k] = 0;
   for (int64_t i0 = 0; i0 < N; i0 += kStepRows) {
     const int64_t rows = N - i0 < kStepRows ? N - i0 : kStepRows;
     for (int64_t i = 0; i < rows; ++i) {
@@ -135,10 +133,11 @@ void w_update_step(const T* features, const T* weights, const T* probs, const T*
         t[k] += c == T(0) ? 0.0 : double(c * target);
       }
     }
-    accumulate_rows(x, rows, coef, kStepRows, K, n, out + c0, d);
+    accumulate_rows(x, rows, coef, kStepRows, K, n, i0 > 0, out + c0, d);
   }
   for (int64_t k = 0; k < K; ++k)
-    for (int64_t c = c0; c < c0 + n; ++c) out[k * d + c] = (out[k * d + c] + T(b[k]) * weights[k * d + c]) / T(t[k]);
+    for (int64_t c = c0; c < c0 + n; ++c)
+      out[k * d + c] = (out[k * d + c] + T(b[k]) * weights[k * d + c]) / T(t[k]);
 }
 
 inline int64_t step_workspace(const StepShape& shape) {

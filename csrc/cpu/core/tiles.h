@@ -59,11 +59,11 @@ TIM_INLINE void multiply_tile(Vec<T> (&acc)[NR][NV], const T* a, const T* b, int
   for (; j < n; ++j) step(acc, j);
 }
 
-// out[k * ld + i] = scale[i] * sum_c x_i[c] v[k * dim + c] for all k < columns, i < n.
+// out[k * ld + i] = scale[i] * sum_c x_i[c] v[k * v_ld + c] for all k < columns, i < n.
 // Vectors run over c, so rows are read where they lie; each sum is the same whatever the tile.
 template <class T>
-void dot_rows(const T* const* x, const T* scale, int64_t n, const T* v, int64_t columns, int64_t dim, T* out,
-              int64_t ld) {
+void dot_rows(const T* const* x, const T* scale, int64_t n, const T* v, int64_t v_ld, int64_t columns,
+              int64_t dim, T* out, int64_t ld) {
   constexpr int W = kWidth<T>;
   const int64_t whole = dim - dim % W;
   for_row_tiles(columns, [&](int64_t k0, auto nr) {
@@ -78,7 +78,7 @@ void dot_rows(const T* const* x, const T* scale, int64_t n, const T* v, int64_t 
           for (int s = 0; s < NS; ++s) xv[s] = load(x[i0 + s] + c);
 #pragma GCC unroll 8
           for (int r = 0; r < NR; ++r) {
-            Vec<T> vv = load(v + (k0 + r) * dim + c);
+            Vec<T> vv = load(v + (k0 + r) * v_ld + c);
 #pragma GCC unroll 8
             for (int s = 0; s < NS; ++s) acc[r][s] += xv[s] * vv;
           }
@@ -88,7 +88,7 @@ void dot_rows(const T* const* x, const T* scale, int64_t n, const T* v, int64_t 
 #pragma GCC unroll 8
           for (int s = 0; s < NS; ++s) {
             T sum = reduce_add<T>(acc[r][s]);
-            for (int64_t c = whole; c < dim; ++c) sum += x[i0 + s][c] * v[(k0 + r) * dim + c];
+            for (int64_t c = whole; c < dim; ++c) sum += x[i0 + s][c] * v[(k0 + r) * v_ld + c];
             out[(k0 + r) * ld + i0 + s] = sum * scale[i0 + s];
           }
       });
@@ -96,10 +96,10 @@ void dot_rows(const T* const* x, const T* scale, int64_t n, const T* v, int64_t 
   });
 }
 
-// out[k * out_ld + c] += sum_i coef[k * ld + i] x_i[c] for all k < columns, c < dim.
+// out[k * out_ld + c] (+)= sum_i coef[k * ld + i] x_i[c] for all k < columns, c < dim; += if add.
 template <class T>
 void accumulate_rows(const T* const* x, int64_t n, const T* coef, int64_t ld, int64_t columns, int64_t dim,
-                     T* out, int64_t out_ld) {
+                     bool add, T* out, int64_t out_ld) {
   constexpr int W = kWidth<T>;
   const int64_t whole = dim / W;
   for (int64_t c0 = 0; c0 < whole; c0 += kTileVectors) {
@@ -124,7 +124,7 @@ void accumulate_rows(const T* const* x, int64_t n, const T* coef, int64_t ld, in
 #pragma GCC unroll 8
           for (int v = 0; v < NV; ++v) {
             T* o = out + (k0 + r) * out_ld + (c0 + v) * W;
-            store(o, load(o) + acc[r][v]);
+            store(o, add ? load(o) + acc[r][v] : acc[r][v]);
           }
       });
     });
@@ -133,6 +133,6 @@ void accumulate_rows(const T* const* x, int64_t n, const T* coef, int64_t ld, in
     for (int64_t k = 0; k < columns; ++k) {
       T sum = 0;
       for (int64_t i = 0; i < n; ++i) sum += coef[k * ld + i] * x[i][c];
-      out[k * out_ld + c] += sum;
+      out[k * out_ld + c] = add ? out[k * out_ld + c] + sum : sum;
     }
 }

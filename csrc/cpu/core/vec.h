@@ -65,8 +65,12 @@ TIM_INLINE Vec<T> splat(T x) {
 #endif
 TIM_INLINE Vec<float> vmax(Vec<float> a, Vec<float> b) { return (Vec<float>)TIM_X86(max, ps)(TIM_MASK a, b); }
 TIM_INLINE Vec<float> vmin(Vec<float> a, Vec<float> b) { return (Vec<float>)TIM_X86(min, ps)(TIM_MASK a, b); }
-TIM_INLINE Vec<double> vmax(Vec<double> a, Vec<double> b) { return (Vec<double>)TIM_X86(max, pd)(TIM_MASK a, b); }
-TIM_INLINE Vec<double> vmin(Vec<double> a, Vec<double> b) { return (Vec<double>)TIM_X86(min, pd)(TIM_MASK a, b); }
+TIM_INLINE Vec<double> vmax(Vec<double> a, Vec<double> b) {
+  return (Vec<double>)TIM_X86(max, pd)(TIM_MASK a, b);
+}
+TIM_INLINE Vec<double> vmin(Vec<double> a, Vec<double> b) {
+  return (Vec<double>)TIM_X86(min, pd)(TIM_MASK a, b);
+}
 #else
 template <class V>
 TIM_INLINE V vmax(V a, V b) {

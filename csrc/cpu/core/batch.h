@@ -1,0 +1,197 @@
+// A batch of tasks, whatever the solver: checks each task, brings it into solver order and spreads the tasks over
+// the team.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <new>
+#include <numeric>
+#include <vector>
+
+#include "cpu/core/kernels.h"
+
+namespace tim_ext {
+
+// Memory of one thread, kept from task to task.
+class Buffer {
+ public:
+  void* at_least(int64_t bytes) {
+    if (bytes > size_) {
+      memory_.reset();
+      size_ = (bytes + 63) / 64 * 64;
+      memory_.reset(std::aligned_alloc(64, static_cast<size_t>(size_)));
+      if (!memory_) throw std::bad_alloc();
+    }
+    return memory_.get();
+  }
+
+ private:
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
+  std::unique_ptr<void, Free> memory_;
+  int64_t size_ = 0;
+};
+
+template <class T>
+struct Worker {
+  Buffer solver, copy;
+  std::vector<int64_t> rows, position;
+  std::vector<int32_t> labels;
+  std::vector<int64_t> seen;
+  std::vector<T> scale;
+};
+
+// Samples of task t in solver order, or the reason to refuse it in status[3].
+template <class T>
+bool arrange(const Batch& batch, int64_t t, int64_t classes_before, Worker<T>& w, Task& task,
+             int64_t* status) {
+  auto refuse = [&](Status code, int64_t position, int64_t value) {
+    status[0] = static_cast<int64_t>(code);
+    status[1] = position;
+    status[2] = value;
+    return false;
+  };
+  const int64_t begin = batch.offsets[t], n = batch.offsets[t + 1] - begin, K = batch.classes[t];
+  w.rows.clear();
+  w.position.clear();
+  w.labels.clear();
+  w.seen.assign(static_cast<size_t>(K), 0);
+  int64_t support = 0;
+  for (bool queries : {false, true}) {
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t label = batch.labels[begin + i];
+      if (label == kPadding || (label == kQuery) != queries) continue;
+      if (label < kQuery || label >= K) return refuse(Status::label_out_of_range, i, label);
+      const int64_t row = batch.rows ? batch.rows[begin + i] : begin + i;
+      if (row < 0 || row >= batch.pool_rows) return refuse(Status::row_out_of_range, i, row);
+      w.rows.push_back(row);
+      w.position.push_back(i);
+      w.labels.push_back(static_cast<int32_t>(label));
+      if (!queries) {
+        ++support;
+        w.seen[static_cast<size_t>(label)] = 1;
+      }
+    }
+  }
+  if (support == 0) return refuse(Status::no_support, -1, 0);
+  for (int64_t k = 0; k < K; ++k)
+    if (!w.seen[static_cast<size_t>(k)]) return refuse(Status::class_without_support, -1, k);
+  task = {batch.dtype,
+          batch.features,
+          batch.dim,
+          w.rows.data(),
+          w.position.data(),
+          w.labels.data(),
+          support,
+          static_cast<int64_t>(w.rows.size()) - support,
+          K,
+          batch.class_prior ? batch.class_prior + classes_before : nullptr};
+  return true;
+}
+
+// A task ready to solve: its rows measured, extreme ones replaced by a copy of unit length; or refused.
+template <class T>
+bool prepare_task(const Batch& batch, int64_t t, int64_t classes_before, bool normalize, Worker<T>& w,
+                  Task& task, int64_t* status) {
+  status[0] = status[1] = status[2] = 0;
+  if (!arrange(batch, t, classes_before, w, task, status)) return false;
+  w.scale.resize(w.rows.size());
+  int64_t bad = 0;
+  const Rows rows = kernels<T>().measure_rows(task, normalize, w.scale.data(), &bad);
+  if (rows == Rows::not_finite) {
+    status[0] = static_cast<int64_t>(Status::features_not_finite);
+    status[1] = w.position[static_cast<size_t>(bad)];
+    return false;
+  }
+  if (rows == Rows::extreme && normalize) {
+    T* copy = static_cast<T*>(w.copy.at_least(task.samples() * task.dim * int64_t(sizeof(T))));
+    kernels<T>().normalize_rows(task, copy);
+    std::iota(w.rows.begin(), w.rows.end(), int64_t(0));
+    std::fill(w.scale.begin(), w.scale.end(), T(1));
+    task.features = copy;
+    task.dtype = sizeof(T) == 4 ? Dtype::f32 : Dtype::f64;
+  }
+  return true;
+}
+
+// Where the results of a task go in the flat outputs.
+struct Place {
+  int64_t task, samples_before, probs_before, classes_before;
+};
+
+// work(place, worker, team) for every task of the batch. cost(n, K) is in multiply-adds, done in `rounds` rounds
+// between which the threads of a team would wait for each other.
+template <class T, class Cost, class Work>
+void for_tasks(const Batch& batch, const Team& team, int64_t rounds, Cost cost, Work work) {
+  const int64_t tasks = batch.tasks;
+  std::vector<Place> order;
+  std::vector<double> costs;
+  order.reserve(static_cast<size_t>(tasks));
+  costs.reserve(static_cast<size_t>(tasks));
+  double total = 0;
+  int64_t probs = 0, classes = 0;
+  for (int64_t t = 0; t < tasks; ++t) {
+    const int64_t n = batch.offsets[t + 1] - batch.offsets[t], K = batch.classes[t];
+    order.push_back({t, batch.offsets[t], probs, classes});
+    costs.push_back(cost(n, K));
+    probs += n * K;
+    classes += K;
+    total += costs.back();
+  }
+  auto cost_of = [&](const Place& place) { return costs[static_cast<size_t>(place.task)]; };
+  std::stable_sort(order.begin(), order.end(),
+                   [&](const Place& a, const Place& b) { return cost_of(a) > cost_of(b); });
+
+  // Tasks that are more than one thread's share run one after the other on all threads ...
+  constexpr double kWorthSharing = 4e6;  // multiply-adds per round: about 0.1 ms
+  const double share = std::max(total / team.threads * 1.001, kWorthSharing * double(rounds + 1));
+  size_t next = 0;
+  if (team.threads > 1) {
+    Worker<T> worker;
+    for (; next < order.size() && cost_of(order[next]) > share; ++next) work(order[next], worker, team);
+  }
+  // ... the others side by side, the heaviest first.
+  const Team alone = {1, nullptr};
+  const int64_t workers = std::min<int64_t>(team.threads, tasks - static_cast<int64_t>(next));
+  std::atomic<size_t> taken{next};
+  auto loop = [&] {
+    Worker<T> worker;
+    for (size_t i; (i = taken.fetch_add(1)) < order.size();) work(order[i], worker, alone);
+  };
+  if (workers > 1)
+    team.parallel(workers, [](void* l, int64_t) { (*static_cast<decltype(loop)*>(l))(); }, &loop);
+  else
+    loop();
+}
+
+// Solves every task: solve(task, scale, outputs of the task, worker, team). Refused tasks get NaN.
+template <class T, class Cost, class Solve>
+void solve_batch(const Batch& batch, int64_t iterations, bool normalize, const Outputs& out, const Team& team,
+                 Cost cost, Solve solve) {
+  for_tasks<T>(batch, team, iterations, cost, [&](const Place& place, Worker<T>& worker, const Team& inner) {
+    const int64_t t = place.task, n = batch.offsets[t + 1] - batch.offsets[t], K = batch.classes[t];
+    const T nan = std::numeric_limits<T>::quiet_NaN();
+    TaskOutputs<T> mine = {
+        out.probs ? static_cast<T*>(out.probs) + place.probs_before : nullptr,
+        out.predictions + place.samples_before,
+        out.weights ? static_cast<T*>(out.weights) + place.classes_before * batch.dim : nullptr,
+        out.history ? static_cast<T*>(out.history) + t * (iterations + 1) * 3 : nullptr, out.iterations + t};
+    *mine.iterations = 0;
+    std::fill_n(mine.predictions, n, kPadding);
+    if (mine.history) std::fill_n(mine.history, (iterations + 1) * 3, nan);
+    Task task;
+    if (!prepare_task(batch, t, place.classes_before, normalize, worker, task, out.status + 3 * t)) {
+      if (mine.probs) std::fill_n(mine.probs, n * K, nan);
+      if (mine.weights) std::fill_n(mine.weights, K * batch.dim, nan);
+      return;
+    }
+    if (mine.probs && task.samples() < n) std::fill_n(mine.probs, n * K, T(0));  // padding
+    solve(task, worker.scale.data(), mine, worker, inner);
+  });
+}
+
+}  // namespace tim_ext

@@ -1,0 +1,279 @@
+// TIM-GD: Adam on W with the analytic gradient of
+//   L = lam CE(S) - m M(phat) + alpha H(Y|X on Q),   phat_k = mean over Q of p_ik
+// with entropies of order a (Tsallis; a = 1 is Shannon) through log_a(x) = (x^(a-1) - 1) / (a - 1):
+//   H = -mean over Q sum_k p_ik log_a(p_ik),   M = -sum_k phat_k log_a(phat_k / (K prior_k))
+// (M is the marginal entropy for the uniform prior, and log K - KL(phat || prior) in general.)
+//
+//   g_ik = lam/|S| (p_ik - y_ik)                                          i in S
+//   g_ik = 1/|Q| (v_ik - p_ik sum_j v_ij)                                 i in Q
+//   v_ik = p_ik a [ m log_a(phat_k / (K prior_k)) - alpha log_a(p_ik) ]
+//   dL/dw_k = tau ( sum_i g_ik z_i - w_k sum_i g_ik )
+// The rows g_i sum to 0, so the passes of primal.h apply.
+
+// exp(t) - 1 for |t| <= 1/2.
+template <class T>
+TIM_INLINE Vec<T> small_expm1(Vec<T> t) {
+  constexpr int degree = sizeof(T) == 4 ? 8 : 14;
+  Vec<T> y = splat<T>(1);
+#pragma GCC unroll 16
+  for (int j = degree; j > 1; --j) y = y * t * T(1.0 / j) + T(1);
+  return y * t;
+}
+
+// p log_a(p) from p and log2 p, without overflow where p is 0 to machine precision.
+template <bool shannon, class T>
+TIM_INLINE Vec<T> p_log(Vec<T> p, Vec<T> log_p, T order) {
+  if constexpr (shannon) return p * log_p * T(kLn2);
+  const Vec<T> t = log_p * T((double(order) - 1) * kLn2);
+  const IVec<T> small = vmax(t, -t) < T(0.5);
+  const Vec<T> near = p * small_expm1<T>(small ? t : Vec<T>{}), far = vexp2<T>(log_p * order) - p;
+  return (small ? near : far) / T(double(order) - 1);
+}
+
+// Sums of a block: out[0] = sum over S of log2 p_i,y(i), out[1] = sum over Q, k of p log_a p.
+template <bool shannon, class T>
+TIM_INLINE void loss_block(int64_t classes, const Block<T>& b, T order, T* out) {
+  constexpr int W = kWidth<T>;
+  Vec<T> cross = Vec<T>{}, conditional = Vec<T>{};
+  for (int64_t k = 0; k < classes; ++k)
+    for (int64_t v = 0; v < b.vectors; ++v) {
+      const IVec<T> labels = load_labels(b, v);
+      const Vec<T> log_p = load(b.logits + k * b.ld + v * W), p = load(b.p + k * b.ld + v * W);
+      cross += keep<T>(labels == typename Simd<T>::Int(k), log_p);
+      conditional += keep<T>(labels == typename Simd<T>::Int(kQuery), p_log<shannon, T>(p, log_p, order));
+    }
+  out[0] = reduce_add<T>(cross);
+  out[1] = reduce_add<T>(conditional);
+}
+
+// g_ik into block.x, and its sums over the block into out [K]. marginal_k = a m log_a(phat_k / (K prior_k)).
+template <int KT, bool shannon, class T>
+TIM_INLINE void gradient_block(int64_t classes, const Block<T>& b, const T* marginal, T support_weight,
+                               T query_weight, T alpha, T order, Vec<T>* accumulators, T* out) {
+  constexpr int W = kWidth<T>;
+  const int64_t K = KT ? KT : classes;
+  Vec<T> fixed[KT ? KT : 1];
+  Vec<T>* acc = KT ? fixed : accumulators;
+  for (int64_t k = 0; k < K; ++k) acc[k] = Vec<T>{};
+  const T slope = alpha * order;
+  for_vectors(b, [&](int64_t v, auto kind) TIM_LAMBDA_INLINE {
+    constexpr Lanes lanes = decltype(kind)::value;
+    const IVec<T> labels = load_labels(b, v);
+    const Vec<T> on_query = lanes == Lanes::support ? Vec<T>{}
+                            : lanes == Lanes::query
+                                ? splat(query_weight)
+                                : keep<T>(labels == typename Simd<T>::Int(kQuery), splat(query_weight));
+    const Vec<T> on_support = lanes == Lanes::query     ? Vec<T>{}
+                              : lanes == Lanes::support ? splat(support_weight)
+                                                        : keep<T>(labels >= 0, splat(support_weight));
+    Vec<T> total = Vec<T>{};
+    if constexpr (lanes != Lanes::support) {
+#pragma GCC unroll 16
+      for (int64_t k = 0; k < K; ++k) {
+        const int64_t at = k * b.ld + v * W;
+        const Vec<T> p = load(b.p + at);
+        const Vec<T> value = p * marginal[k] - p_log<shannon, T>(p, load(b.logits + at), order) * slope;
+        store(b.x + at, value);
+        total += value;
+      }
+    }
+#pragma GCC unroll 16
+    for (int64_t k = 0; k < K; ++k) {
+      const int64_t at = k * b.ld + v * W;
+      const Vec<T> p = load(b.p + at);
+      Vec<T> g = Vec<T>{};
+      if constexpr (lanes != Lanes::support) g = (load(b.x + at) - p * total) * on_query;
+      if constexpr (lanes != Lanes::query) g += (p - class_mask<T>(labels, k)) * on_support;
+      store(b.x + at, g);
+      acc[k] += g;
+    }
+  });
+  for (int64_t k = 0; k < K; ++k) out[k] = reduce_add<T>(acc[k]);
+}
+
+template <class T>
+TIM_INLINE Vec<T> vsqrt(Vec<T> x) {
+#if defined(__x86_64__)
+  if constexpr (sizeof(T) == 4)
+    return (Vec<T>)TIM_X86(sqrt, ps)(TIM_MASK x);
+  else
+    return (Vec<T>)TIM_X86(sqrt, pd)(TIM_MASK x);
+#else
+  for (int l = 0; l < kWidth<T>; ++l) x[l] = __builtin_sqrt(x[l]);
+  return x;
+#endif
+}
+
+template <class T>
+class Gd : public PrimalPasses<T> {
+ public:
+  using Base = PrimalPasses<T>;
+  Gd(const Task& task, const GdParams& params, const T* scale, const Team& team, Arena& arena)
+      : Base(task, {T(params.temperature * kLog2e), T(0), T(1), T(1), T(0)}, params.tol > 0, scale, team,
+             arena),
+        params_(params) {
+    const int64_t K = task.classes;
+    first_ = arena.take<T>(K * this->pitch_);
+    second_ = arena.take<T>(K * this->pitch_);
+  }
+
+  template <int KT>
+  int64_t iterate(T* history) {
+    const int64_t K = this->task_.classes;
+    const int64_t planned = this->task_.query > 0 ? params_.iterations : 0;
+    for (int64_t j = 0; j < K * this->pitch_; ++j) first_[j] = second_[j] = T(0);
+    for (int64_t t = 0;; ++t) {
+      probabilities<KT>(history != nullptr);
+      if (history) terms(history + 3 * t);
+      if (params_.tol > 0 && t > 0) {
+        T change = 0;
+        for (int64_t b = 0; b < this->blocks; ++b) change = part(b, 3)[0] > change ? part(b, 3)[0] : change;
+        if (change <= T(params_.tol)) return t;
+      }
+      if (t == planned) return t;
+      gradient<KT>();
+      adam(t + 1);
+    }
+  }
+
+  // Loss terms and dL/dW at the weights given, [K, dim].
+  void gradient_at(const T* weights, T* gradient_out, T* terms_out) {
+    const int64_t K = this->task_.classes, d = this->task_.dim, pitch = this->pitch_;
+    for (int64_t k = 0; k < K; ++k)
+      for (int64_t j = 0; j < pitch; ++j) this->weights_[k * pitch + j] = j < d ? weights[k * d + j] : T(0);
+    this->update_weights([](int64_t, int64_t, Vec<T> w, Vec<T>) { return w; });
+    probabilities<0>(true);
+    terms(terms_out);
+    gradient<0>();
+    T* result = first_;
+    const T tau = T(params_.temperature);
+    const auto& s = this->state;
+    this->update_weights([&](int64_t k, int64_t at, Vec<T> w, Vec<T> sum) {
+      store(result + at, (sum - w * s.q[k]) * tau);
+      return w;
+    });
+    for (int64_t k = 0; k < K; ++k)
+      for (int64_t j = 0; j < d; ++j) gradient_out[k * d + j] = result[k * pitch + j];
+  }
+
+ private:
+  T* part(int64_t b, int which) { return this->state.parts + (b * 4 + which) * this->state.stride; }
+
+  // log p, p and sum over Q of p_ik.
+  template <int KT>
+  void probabilities(bool with_loss) {
+    auto& s = this->state;
+    const int64_t K = this->task_.classes;
+    this->softmax_pass([&](Block<T>& block, int64_t b, int64_t slot) {
+      Sums<T> sums{part(b, 0), nullptr, nullptr, T(0)};
+      softmax_block<KT, false>(K, this->c_, s.shift, block, s.accumulators + slot * 2 * K, sums);
+      finish_block(K, block);
+      if (with_loss) {
+        if (params_.entropy_order == 1)
+          loss_block<true, T>(K, block, T(1), part(b, 1));
+        else
+          loss_block<false, T>(K, block, T(params_.entropy_order), part(b, 1));
+      }
+      if (params_.tol > 0) part(b, 3)[0] = change_block(K, block, this->before(b));
+    });
+    combine(part(0, 0), this->blocks, 4 * s.stride, K, s.p);
+  }
+
+  // log_a(phat_k / (K prior_k)); phat is never 0: exp2 stops at the smallest normal number.
+  double log_marginal(int64_t k) const {
+    const double share = double(this->state.p[k]) / double(this->task_.query) * this->state.prior[k];
+    const double log_share = __builtin_log(share), order = params_.entropy_order;
+    return order == 1 ? log_share : __builtin_expm1((order - 1) * log_share) / (order - 1);
+  }
+
+  void terms(T* row) {
+    const auto& s = this->state;
+    const Task& task = this->task_;
+    double cross = 0, conditional = 0, marginal = 0;
+    for (int64_t b = 0; b < this->blocks; ++b) {
+      cross += double(part(b, 1)[0]);
+      conditional += double(part(b, 1)[1]);
+    }
+    row[0] = T(-kLn2 * cross / double(task.support));
+    row[1] = row[2] = T(0);
+    if (task.query == 0) return;
+    for (int64_t k = 0; k < task.classes; ++k)
+      marginal -= double(s.p[k]) / double(task.query) * log_marginal(k);
+    row[1] = T(marginal);
+    row[2] = T(-conditional / double(task.query));
+  }
+
+  // g and A_k = sum_i g_ik z_i; sum_i g_ik in s.q.
+  template <int KT>
+  void gradient() {
+    auto& s = this->state;
+    const Task& task = this->task_;
+    const int64_t K = task.classes;
+    const T order = T(params_.entropy_order), alpha = T(params_.alpha);
+    if (task.query > 0)
+      for (int64_t k = 0; k < K; ++k)
+        s.factor[k] = T(params_.marginal_weight * params_.entropy_order * log_marginal(k));
+    const T on_support = T(params_.lam / double(task.support));
+    const T on_query = task.query > 0 ? T(1 / double(task.query)) : T(0);
+    this->weighted_pass([&](Block<T>& block, int64_t b, int64_t slot) {
+      Vec<T>* accumulators = s.accumulators + slot * 2 * K;
+      if (params_.entropy_order == 1)
+        gradient_block<KT, true>(K, block, s.factor, on_support, on_query, alpha, order, accumulators,
+                                 part(b, 2));
+      else
+        gradient_block<KT, false>(K, block, s.factor, on_support, on_query, alpha, order, accumulators,
+                                  part(b, 2));
+    });
+    combine(part(0, 2), this->blocks, 4 * s.stride, K, s.q);
+  }
+
+  // One step of Adam, as in torch.optim.Adam.
+  void adam(int64_t step) {
+    const auto& s = this->state;
+    const T tau = T(params_.temperature), eps = T(params_.eps);
+    const T keep_first = T(1 - params_.adam_beta1), keep_second = T(params_.adam_beta2),
+            add_second = T(1 - params_.adam_beta2);
+    const T rate = T(params_.lr / (1 - __builtin_pow(params_.adam_beta1, double(step))));
+    const T correction = T(1 / __builtin_sqrt(1 - __builtin_pow(params_.adam_beta2, double(step))));
+    this->update_weights([&](int64_t k, int64_t at, Vec<T> w, Vec<T> sum) {
+      const Vec<T> gradient = (sum - w * s.q[k]) * tau;
+      const Vec<T> before = load(first_ + at);
+      const Vec<T> first = before + (gradient - before) * keep_first;
+      const Vec<T> second = load(second_ + at) * keep_second + gradient * gradient * add_second;
+      store(first_ + at, first);
+      store(second_ + at, second);
+      return w - first * rate / (vsqrt<T>(second) * correction + eps);
+    });
+  }
+
+  const GdParams& params_;
+  T *first_, *second_;  // Adam's moments, [K, pitch]
+};
+
+template <class T>
+int64_t gd_workspace(const Task& task, const GdParams& params) {
+  Arena arena(nullptr);
+  const Team nobody{1, nullptr};
+  Gd<T>(task, params, nullptr, nobody, arena);
+  return arena.used();
+}
+
+template <class T>
+void gd_solve(const Task& task, const GdParams& params, const T* scale, const TaskOutputs<T>& out,
+              const Team& team, void* work) {
+  Arena arena(work);
+  Gd<T> form(task, params, scale, team, arena);
+  form.prepare();
+  *out.iterations =
+      task.classes == 5 ? form.template iterate<5>(out.history) : form.template iterate<0>(out.history);
+  form.finish(out);
+}
+
+template <class T>
+void gd_gradient(const Task& task, const GdParams& params, const T* scale, const T* weights, T* gradient,
+                 T* terms, const Team& team, void* work) {
+  Arena arena(work);
+  Gd<T> form(task, params, scale, team, arena);
+  form.prepare();
+  form.gradient_at(weights, gradient, terms);
+}

@@ -1,0 +1,99 @@
+// Tensors of a solver operator to the core's structs: checks, and the tensors that results go into.
+#pragma once
+
+#include "common/torch_abi.h"
+#include "cpu/core/core.h"
+
+namespace tim_ext {
+
+// probs, predictions, weights, iterations, history, status
+using SolveResult = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+inline Dtype dtype_of(const char* op, const Tensor& features) {
+  switch (features.scalar_type()) {
+    case ScalarType::Float:
+      return Dtype::f32;
+    case ScalarType::Double:
+      return Dtype::f64;
+    case ScalarType::Half:
+      return Dtype::f16;
+    case ScalarType::BFloat16:
+      return Dtype::bf16;
+    default:
+      STD_TORCH_CHECK(false, op, ": features must be float32, float64, float16 or bfloat16, got ",
+                      torch::headeronly::toString(features.scalar_type()));
+  }
+}
+
+inline Batch check_batch(const char* op,
+                         const Tensor& features,                    // [M, d]
+                         const std::optional<Tensor>& rows,         // [R]
+                         const Tensor& labels,                      // [R]
+                         const Tensor& offsets,                     // [T + 1]
+                         const Tensor& classes,                     // [T]
+                         const std::optional<Tensor>& class_prior,  // [sum_t K_t]
+                         int64_t probs_size, int64_t weights_rows) {
+  const Dtype dtype = dtype_of(op, features);
+  check_tensor(op, "features", features, features.scalar_type(), {-1, -1});
+  check_tensor(op, "labels", labels, ScalarType::Long, {-1});
+  const int64_t samples = labels.size(0), dim = features.size(1);
+  if (rows) check_tensor(op, "rows", *rows, ScalarType::Long, {samples});
+  check_tensor(op, "classes", classes, ScalarType::Long, {-1});
+  const int64_t tasks = classes.size(0);
+  check_tensor(op, "offsets", offsets, ScalarType::Long, {tasks + 1});
+  STD_TORCH_CHECK(dim > 0, op, ": features must have at least one column");
+
+  Batch batch = {dtype,
+                 features.const_data_ptr(),
+                 features.size(0),
+                 dim,
+                 rows ? rows->const_data_ptr<int64_t>() : nullptr,
+                 labels.const_data_ptr<int64_t>(),
+                 offsets.const_data_ptr<int64_t>(),
+                 classes.const_data_ptr<int64_t>(),
+                 nullptr,
+                 tasks};
+  int64_t probs_needed = 0, all_classes = 0;
+  STD_TORCH_CHECK(batch.offsets[0] == 0 && batch.offsets[tasks] == samples, op,
+                  ": offsets must run from 0 to the number of labels (", samples, ")");
+  for (int64_t t = 0; t < tasks; ++t) {
+    const int64_t n = batch.offsets[t + 1] - batch.offsets[t];
+    STD_TORCH_CHECK(n >= 0, op, ": offsets must not decrease (task ", t, ")");
+    STD_TORCH_CHECK(batch.classes[t] >= 1, op, ": classes must be >= 1, got ", batch.classes[t], " (task ", t,
+                    ")");
+    probs_needed += n * batch.classes[t];
+    all_classes += batch.classes[t];
+  }
+  STD_TORCH_CHECK(probs_size == 0 || probs_size == probs_needed, op, ": probs_size must be 0 or ",
+                  probs_needed, ", got ", probs_size);
+  STD_TORCH_CHECK(weights_rows == 0 || weights_rows == all_classes, op, ": weights_rows must be 0 or ",
+                  all_classes, ", got ", weights_rows);
+  if (class_prior) {
+    check_tensor(op, "class_prior", *class_prior, ScalarType::Double, {all_classes});
+    batch.class_prior = class_prior->const_data_ptr<double>();
+    for (int64_t k = 0; k < all_classes; ++k)
+      STD_TORCH_CHECK(batch.class_prior[k] > 0, op, ": class_prior must be > 0, got ", batch.class_prior[k]);
+  }
+  return batch;
+}
+
+inline SolveResult new_result(const Batch& batch, const Tensor& features, const Tensor& labels,
+                              int64_t probs_size, int64_t weights_rows, int64_t iterations, bool history) {
+  const ScalarType real = batch.dtype == Dtype::f64 ? ScalarType::Double : ScalarType::Float;
+  return {new_tensor(features, {probs_size}, real),
+          new_tensor(labels, {labels.size(0)}, ScalarType::Long),
+          new_tensor(features, {weights_rows, batch.dim}, real),
+          new_tensor(labels, {batch.tasks}, ScalarType::Long),
+          new_tensor(features, {batch.tasks, history ? iterations + 1 : 0, 3}, real),
+          new_tensor(labels, {batch.tasks, 3}, ScalarType::Long)};
+}
+
+inline Outputs outputs_of(const SolveResult& result) {
+  const auto& [probs, predictions, weights, iterations, history, status] = result;
+  auto or_null = [](const Tensor& t) { return t.numel() ? t.mutable_data_ptr() : nullptr; };
+  return {or_null(probs),   predictions.mutable_data_ptr<int64_t>(),
+          or_null(weights), iterations.mutable_data_ptr<int64_t>(),
+          or_null(history), status.mutable_data_ptr<int64_t>()};
+}
+
+}  // namespace tim_ext
