@@ -15,10 +15,32 @@ LAM, ALPHA, BETA, TAU, ITERATIONS = 0.1, 0.1, 1.0, 15.0, 150
 
 @torch.no_grad()
 def torch_loop(features: Tensor, labels: Tensor, support: int, iterations: int = ITERATIONS) -> Tensor:
+    """The equations of the paper (DESIGN 2.1) one by one."""
     z = normalize(features, dim=-1)
+    z_s, z_q = z[:, :support], z[:, support:]
     y = one_hot(labels[:, :support]).to(z.dtype)  # [T, S, K]
+    c_s, c_q = LAM / (BETA + ALPHA), support / z_q.shape[1]
+    W = y.mT @ z_s / y.sum(1)[..., None]  # [T, K, d]
+    y_z, y_sum = y.mT @ z_s, y.sum(1)
+    for _ in range(iterations):
+        log_p = (TAU * (z @ W.mT - 0.5 * (W * W).sum(-1)[:, None])).log_softmax(-1)
+        p_s, p_q = log_p.exp().split([support, z_q.shape[1]], 1)
+        power = ((1 + ALPHA / BETA) * log_p[:, support:]).exp()
+        q = power / power.sum(1, keepdim=True) ** (1 / (1 + BETA))
+        q = q / q.sum(-1, keepdim=True)
+        from_support = y_z + p_s.sum(1)[..., None] * W - p_s.mT @ z_s
+        from_query = q.mT @ z_q + p_q.sum(1)[..., None] * W - p_q.mT @ z_q
+        W = (c_s * from_support + c_q * from_query) / (c_s * y_sum + c_q * q.sum(1))[..., None]
+    return (z @ W.mT - 0.5 * (W * W).sum(-1)[:, None]).argmax(-1)
+
+
+@torch.no_grad()
+def torch_regrouped_loop(features: Tensor, labels: Tensor, support: int, iterations: int = ITERATIONS) -> Tensor:
+    """The same with all samples in one product, X = c (y or q - p): the best plain torch in the primal form."""
+    z = normalize(features, dim=-1)
+    y = one_hot(labels[:, :support]).to(z.dtype)
     c_s, c_q = LAM / (BETA + ALPHA), support / (z.shape[1] - support)
-    W = y.mT @ z[:, :support] / y.sum(1)[..., None]  # [T, K, d]
+    W = y.mT @ z[:, :support] / y.sum(1)[..., None]
     y_sum = c_s * y.sum(1)
     for _ in range(iterations):
         log_p = (TAU * (z @ W.mT - 0.5 * (W * W).sum(-1)[:, None])).log_softmax(-1)

@@ -25,6 +25,7 @@ def report(title: str, tasks: int, threads: int, dim: int, seconds: float, with_
     candidates = {
         "tim_ext.adm": lambda: tim_ext.adm(*mine).predictions,
         "torch loop": lambda: competitors.torch_loop(*loop),
+        "torch loop, regrouped": lambda: competitors.torch_regrouped_loop(*loop),
         "torch loop, Gram domain": lambda: competitors.torch_gram_loop(*loop),
     }
     if with_compile:

@@ -113,6 +113,9 @@ def test_no_task_and_no_sample(dtype):
         probs, log_probs = ops.distance_softmax(features, weights, TAU)
         assert probs.shape == log_probs.shape == (T, N, 3)
         assert ops.q_update(log_probs, labels, ALPHA, BETA, M).shape == (T, N, 3)
+    none = FEATURES[:0].to(dtype), WEIGHTS[:0].to(dtype), LABELS[:0]
+    loss, terms, gradient = ops.gd_gradient(*none, **TERMS)
+    assert (loss.shape, terms.shape, gradient.shape) == ((0,), (0, 3), (0, 3, 11))
 
 
 def user_loop(features, labels, weights, iterations: int):
@@ -134,8 +137,14 @@ def test_a_loop_of_ones_own_equals_adm(mode):
     torch.testing.assert_close(weights, expected.weights, rtol=0, atol=1e-10)
 
 
-def solve_arguments(dtype=torch.float32, **changed):
-    """adm_solve on the three tasks above."""
+PRIOR = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64).repeat(3)
+ADM = {"beta": BETA, "solver": "auto"}
+GD = {"entropy_order": 1.0, "lr": 1e-3, "adam_beta1": 0.9, "adam_beta2": 0.999, "eps": 1e-8}
+TERMS = {"lam": LAM, "alpha": ALPHA, "temperature": TAU, "marginal_weight": M}
+
+
+def solve_arguments(dtype=torch.float32, own=ADM, **changed):
+    """adm_solve, or with own=GD gd_solve, on the three tasks above."""
     tensors = {
         "features": FEATURES.reshape(-1, 11).to(dtype),
         "rows": None,
@@ -144,18 +153,15 @@ def solve_arguments(dtype=torch.float32, **changed):
         "classes": torch.full((3,), 3),
     }
     options = {
-        "lam": LAM,
-        "alpha": ALPHA,
-        "beta": BETA,
-        "temperature": TAU,
-        "marginal_weight": M,
+        **TERMS,
+        **own,
         "iterations": 7,
         "tol": 0.0,
         "normalize": True,
-        "solver": "auto",
         "probs_size": LABELS.numel() * 3,
         "weights_rows": 9,
         "history": True,
+        "class_prior": None,
     }
     tensors |= {name: value for name, value in changed.items() if name in tensors}
     options |= {name: value for name, value in changed.items() if name in options}
@@ -172,6 +178,18 @@ def samples() -> dict[str, list[tuple[tuple, dict]]]:
             solve_arguments(),
             solve_arguments(torch.float64, rows=rows, solver="primal", history=False),
             solve_arguments(torch.float16, probs_size=0, weights_rows=0, iterations=0),
+            solve_arguments(class_prior=PRIOR),
+        ],
+        "gd_solve": [
+            solve_arguments(own=GD),
+            solve_arguments(torch.float64, GD, rows=rows, entropy_order=2.0, history=False),
+            solve_arguments(torch.bfloat16, GD, probs_size=0, weights_rows=0, iterations=0),
+            solve_arguments(own=GD, class_prior=PRIOR),
+        ],
+        "gd_gradient": [
+            ((FEATURES, WEIGHTS, LABELS), TERMS),
+            ((s["features"], s["weights"], LABELS), TERMS | {"entropy_order": 2.0}),
+            ((FEATURES, WEIGHTS, LABELS), TERMS | {"class_prior": PRIOR.view(3, 3)}),
         ],
         "distance_softmax": [((FEATURES, WEIGHTS, TAU), {}), ((s["features"], s["weights"], TAU), {})],
         "q_update": [((s["log_probs"], LABELS, ALPHA, BETA, M), {})],
@@ -238,6 +256,32 @@ def test_steps_refuse_bad_arguments(name, arguments, word):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "options", "word"),
+    [
+        ((F[0], W, L), {}, "features"),
+        ((F.half(), W.half(), L), {}, "features"),
+        ((F, W[0], L), {}, "weights"),
+        ((F, W[:2], L), {}, "weights"),
+        ((F, W[..., :5], L), {}, "weights"),
+        ((F, W[:, :0], L), {}, "weights"),
+        ((F, W.float(), L), {}, "weights"),
+        ((F, W, L[0]), {}, "labels"),
+        ((F, W, L[:, :5]), {}, "labels"),
+        ((F, W, L.int()), {}, "labels"),
+        ((F, W, L), {"class_prior": PRIOR}, "class_prior"),
+        ((F, W, L), {"class_prior": PRIOR.view(3, 3).float()}, "class_prior"),
+        ((F, W[:, :2].contiguous(), L), {}, "task 0 is refused.*labels must be below 2"),
+        ((F, W, L.clamp(max=1)), {}, "task 0 is refused: every class needs a support sample"),
+        ((torch.full_like(F, torch.nan), W, L), {}, "task 0 is refused.*features finite"),
+    ],
+)
+def test_gd_gradient_refuses_bad_arguments(arguments, options, word):
+    with pytest.raises(RuntimeError, match=word):
+        ops.gd_gradient(*arguments, **TERMS | options)
+
+
+@pytest.mark.parametrize("own", [ADM, GD], ids=["adm_solve", "gd_solve"])
+@pytest.mark.parametrize(
     ("changed", "word"),
     [
         ({"features": FEATURES}, "features"),
@@ -259,23 +303,33 @@ def test_steps_refuse_bad_arguments(name, arguments, word):
         ({"probs_size": 5}, "probs_size"),
         ({"weights_rows": 5}, "weights_rows"),
         ({"iterations": -1}, "iterations"),
-        ({"solver": "fast"}, "solver"),
+        ({"class_prior": PRIOR[:6]}, "class_prior"),
+        ({"class_prior": PRIOR.float()}, "class_prior"),
+        ({"class_prior": PRIOR - 0.2}, "class_prior must be > 0"),
+        ({"class_prior": PRIOR * torch.nan}, "class_prior must be > 0"),
     ],
     ids=str,
 )
-def test_adm_solve_refuses_bad_arguments(changed, word):
-    arguments, options = solve_arguments(**changed)
+def test_solvers_refuse_bad_arguments(own, changed, word):
+    arguments, options = solve_arguments(own=own, **changed)
     with pytest.raises(RuntimeError, match=word):
+        (ops.adm_solve if own is ADM else ops.gd_solve)(*arguments, **options)
+
+
+def test_adm_solve_refuses_an_unknown_solver():
+    arguments, options = solve_arguments(solver="fast")
+    with pytest.raises(RuntimeError, match="solver"):
         ops.adm_solve(*arguments, **options)
 
 
-def test_adm_solve_reports_refused_tasks():
+@pytest.mark.parametrize("own", [ADM, GD], ids=["adm_solve", "gd_solve"])
+def test_solvers_report_refused_tasks(own):
     features, labels = FEATURES.reshape(-1, 11).clone(), LABELS.clone()
     sample = int((labels[1] == -1).nonzero()[0])
     features[22 + sample, 4] = torch.nan
     labels[2, 3] = 8
-    arguments, options = solve_arguments(features=features, labels=labels.reshape(-1))
-    status = ops.adm_solve(*arguments, **options)[-1]
+    arguments, options = solve_arguments(own=own, features=features, labels=labels.reshape(-1))
+    status = (ops.adm_solve if own is ADM else ops.gd_solve)(*arguments, **options)[-1]
     assert status[0].tolist() == [0, 0, 0]
     assert status[1, :2].tolist() == [1, sample]
     assert status[2].tolist() == [2, 3, 8]

@@ -7,9 +7,10 @@
 """
 
 from . import reference
+from .finetune import finetune
 from .result import History, Result
-from .solvers import adm
+from .solvers import adm, gd
 
 __version__ = "0.1.0"
 
-__all__ = ["History", "Result", "__version__", "adm", "reference"]
+__all__ = ["History", "Result", "__version__", "adm", "finetune", "gd", "reference"]

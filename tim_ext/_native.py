@@ -63,7 +63,7 @@ def require(device: torch.device) -> None:
 # The shapes and dtypes of what every operator returns, for torch.compile. Arguments: see csrc/ops.cpp
 
 
-def fake_adm_solve(
+def fake_solve(
     features: Tensor,
     rows: Tensor | None,
     labels: Tensor,
@@ -103,10 +103,19 @@ def fake_w_update(features: Tensor, weights: Tensor, *others: object) -> Tensor:
     return weights.new_empty(weights.shape)  # [T, K, d]
 
 
+def fake_gd_gradient(
+    features: Tensor, weights: Tensor, labels: Tensor, **hyper_parameters: object
+) -> tuple[Tensor, Tensor, Tensor]:
+    tasks = features.shape[0]
+    return features.new_empty((tasks,)), features.new_empty((tasks, 3)), weights.new_empty(weights.shape)
+
+
 cpu_failure = load_library("_C")
 cuda_failure = load_cuda_library()
 if cpu_failure is None:
-    register_fake("tim_ext::adm_solve", fake_adm_solve)
+    register_fake("tim_ext::adm_solve", fake_solve)
+    register_fake("tim_ext::gd_solve", fake_solve)
     register_fake("tim_ext::distance_softmax", fake_distance_softmax)
     register_fake("tim_ext::q_update", fake_q_update)
     register_fake("tim_ext::w_update", fake_w_update)
+    register_fake("tim_ext::gd_gradient", fake_gd_gradient)

@@ -1,21 +1,22 @@
 """From what users pass to the flat batch of csrc/ops.cpp, and from flat results back to the user's shapes.
 
-Every check of features, labels and index is here, and every sentence that refuses them.
+Every check of features, labels, index and class_prior is here, and every sentence that refuses them.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from numbers import Integral
+from numbers import Real
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
-from .params import AdmParams, check_count
+from .params import TimParams, check_count
 from .result import History, Result
 
 QUERY, PADDING = -1, -100
@@ -37,6 +38,7 @@ class Batch(NamedTuple):
     sizes: Sequence[int]  # N_t
     counts: Sequence[int]  # K_t
     lead: tuple[int, ...] | None  # () for one task, (T,) for a batch of equal shapes, None for a list
+    class_prior: Tensor | None = None  # [sum K_t]  float64, CPU; None: uniform
 
     def tasks(self) -> Iterator[tuple[Tensor, Tensor, int]]:
         """Rows [N], labels [N] and K of each task."""
@@ -45,11 +47,24 @@ class Batch(NamedTuple):
             rows = torch.arange(end - size, end, device=self.labels.device)
             yield rows if self.rows is None else self.rows[samples], self.labels[samples], count
 
+    def priors(self) -> Sequence[Tensor | None]:
+        """The class prior [K] of each task."""
+        if self.class_prior is None:
+            return [None] * len(self.counts)
+        return torch.split(self.class_prior, list(self.counts))
 
-def make_batch(features: Any, labels: Any, index: Any = None, num_classes: int | None = None) -> Batch:
+
+def make_batch(
+    features: Any, labels: Any, index: Any = None, num_classes: int | None = None, class_prior: Any = None
+) -> Batch:
     """Checks everything that needs no look at the feature values, and copies only what is not contiguous."""
     if num_classes is not None:
         num_classes = check_count("num_classes", num_classes, at_least=1)
+    batch = _make_batch(features, labels, index, num_classes)
+    return batch if class_prior is None else batch._replace(class_prior=_class_prior(class_prior, batch))
+
+
+def _make_batch(features: Any, labels: Any, index: Any, num_classes: int | None) -> Batch:
     if index is not None:
         return _from_pool(features, labels, index, num_classes)
     if isinstance(features, (list, tuple)):
@@ -62,6 +77,22 @@ def make_batch(features: Any, labels: Any, index: Any = None, num_classes: int |
     labels = _integers("labels", labels, features, shape[:-1], "features")
     flat = features if len(shape) == 2 else features.reshape(-1, shape[-1])
     return _equal_tasks(flat.contiguous(), None, labels, num_classes)
+
+
+def make_image_batch(images: Any, labels: Any, num_classes: int | None, class_prior: Any) -> Batch:
+    """Samples of any shape and type: images [N, ...] with labels [N], or [T, N, ...] with labels [T, N]."""
+    if num_classes is not None:
+        num_classes = check_count("num_classes", num_classes, at_least=1)
+    images = _tensor("images", images)
+    _check_data("images", images)
+    labels = _integers("labels", labels, None).to(images.device)
+    lead = labels.dim()
+    if lead not in (1, 2) or 0 in labels.shape:
+        _refuse_shape("labels", "[N] or [T, N], neither of them 0", labels)
+    if images.shape[:lead] != labels.shape:
+        _refuse_shape("images", f"{[*labels.shape, '...']} to match labels".replace("'", ""), images)
+    batch = _equal_tasks(images.flatten(0, lead - 1), None, labels, num_classes)
+    return batch if class_prior is None else batch._replace(class_prior=_class_prior(class_prior, batch))
 
 
 def _from_pool(features: Any, labels: Any, index: Any, num_classes: int | None) -> Batch:
@@ -137,8 +168,54 @@ def _check_count(task: int, total: int, size: int, count: int, num_classes: int 
         source = f"num_classes={count}" if num_classes is not None else f"label {count - 1}"
         raise ValueError(
             f"labels: expected support of each class 0 to {count - 1}, "
-            f"got only {size} samples{_in_task(task, total)} ({source})"
+            f"got only {size} samples{in_task(task, total)} ({source})"
         )
+
+
+# The class prior ----------------------------------------------------------------------------------
+
+
+def _class_prior(value: Any, batch: Batch) -> Tensor:
+    """[sum K_t] from one [K] for every task, [T, K], or a list of [K_t]."""
+    total, counts = len(batch.counts), batch.counts
+    vectors = value if _is_list_of_vectors(value) else _numbers("class_prior", value)
+    several = not isinstance(vectors, Tensor) or vectors.dim() == 2
+    if several and (batch.lead == () or len(vectors) != total):
+        expected = "one vector [K]" + ("" if batch.lead == () else f" or {total}, one for each task")
+        raise ValueError(f"class_prior: expected {expected}, got {len(vectors)}")
+    if several:
+        return torch.cat([_proportions(f"class_prior[{t}]", vectors[t], K) for t, K in enumerate(counts)])
+    for t, count in enumerate(counts):
+        if count != counts[0]:
+            raise ValueError(
+                f"class_prior: expected a list of vectors, as task 0 has {counts[0]} classes "
+                f"and task {t} has {count}, got one vector"
+            )
+    return _proportions("class_prior", vectors, counts[0]).repeat(total)
+
+
+def _proportions(name: str, value: Any, count: int) -> Tensor:
+    """[K], > 0 and of sum 1, in float64 on the CPU."""
+    tensor = _numbers(name, value)
+    if not (tensor.dtype.is_floating_point or tensor.dtype in INTEGERS):
+        raise TypeError(f"{name}: expected numbers, got {_dtype(tensor)}")
+    if tensor.shape != (count,):
+        _refuse_shape(name, f"[{count}], one proportion for each class", tensor)
+    _check_data(name, tensor)
+    values = tensor.tolist()
+    for k, share in enumerate(values):
+        if not 0 < share < math.inf:
+            raise ValueError(f"{name}: expected numbers > 0, got {share} for class {k}")
+    if not math.isclose(sum(values), 1, rel_tol=1e-3):
+        raise ValueError(f"{name}: expected proportions of sum 1, got a sum of {sum(values):.6g}")
+    return torch.tensor([share / sum(values) for share in values], dtype=torch.float64, device="cpu")
+
+
+def _numbers(name: str, value: Any) -> Tensor:
+    """Plain numbers in float64, which is what they are."""
+    if isinstance(value, (list, tuple)) and all(isinstance(item, Real) for item in value):
+        return torch.tensor(value, dtype=torch.float64, device="cpu")
+    return _tensor(name, value)
 
 
 # Tensors ------------------------------------------------------------------------------------------
@@ -149,18 +226,20 @@ def _features(name: str, value: Any) -> Tensor:
     if tensor.dtype not in FLOATS:
         hint = " (convert with .float())" if tensor.dtype in INTEGERS else ""
         raise TypeError(f"{name}: expected {', '.join(map(_dtype, FLOATS))}, got {_dtype(tensor)}{hint}")
-    if tensor.is_meta:
-        raise ValueError(f"{name}: expected a tensor with data, got one on device meta")
+    _check_data(name, tensor)
     return tensor
 
 
 def _integers(
-    name: str, value: Any, features: Tensor, shape: Sequence[int] | None = None, like: str = ""
+    name: str, value: Any, features: Tensor | None, shape: Sequence[int] | None = None, like: str = ""
 ) -> Tensor:
     tensor = _tensor(name, value)
     if tensor.dtype not in INTEGERS:
         raise TypeError(f"{name}: expected integers, got {_dtype(tensor)}")
-    _check_device(name, tensor, features, "features")
+    if features is None:
+        _check_data(name, tensor)
+    else:
+        _check_device(name, tensor, features, "features")
     if shape is not None and tensor.shape != shape:
         _refuse_shape(name, f"{list(shape)} to match {like}", tensor)
     return tensor if tensor.dtype == torch.int64 else tensor.long()
@@ -186,8 +265,8 @@ def _integer_list(
 
 
 def _is_list_of_vectors(value: Any) -> bool:
-    """A list of tasks; a list of plain integers is one vector."""
-    return isinstance(value, (list, tuple)) and not any(isinstance(item, Integral) for item in value)
+    """A list of tasks; a list of plain numbers is one vector."""
+    return isinstance(value, (list, tuple)) and not any(isinstance(item, Real) for item in value)
 
 
 def _tensor(name: str, value: Any) -> Tensor:
@@ -214,6 +293,11 @@ def _from_foreign(value: Any) -> Tensor:
         return torch.as_tensor(value)
 
 
+def _check_data(name: str, tensor: Tensor) -> None:
+    if tensor.is_meta:
+        raise ValueError(f"{name}: expected a tensor with data, got one on device meta")
+
+
 def _check_device(name: str, tensor: Tensor, like: Tensor, like_name: str) -> None:
     if tensor.device != like.device:
         raise ValueError(f"{name}: expected device {like.device} as {like_name}, got {tensor.device}")
@@ -232,10 +316,20 @@ def _dtype(value: Tensor | torch.dtype) -> str:
 
 def find_problem(features: Tensor, rows: Tensor, labels: Tensor, count: int) -> tuple[int, int, int]:
     """(code, position, value) of one task, as the kernels report it; padding is never looked at."""
+    problem = find_label_problem(len(features), rows, labels, count)
+    if problem[0] == 0:
+        used = labels != PADDING
+        wrong = ~features[rows[used]].isfinite().all(dim=1)
+        if wrong.any():
+            return NOT_FINITE, int(used.nonzero()[wrong][0]), 0
+    return problem
+
+
+def find_label_problem(total: int, rows: Tensor, labels: Tensor, count: int) -> tuple[int, int, int]:
     used = labels != PADDING
     for code, wrong, values in (
         (LABEL_OUT_OF_RANGE, used & ((labels < QUERY) | (labels >= count)), labels),
-        (ROW_OUT_OF_RANGE, used & ((rows < 0) | (rows >= len(features))), rows),
+        (ROW_OUT_OF_RANGE, used & ((rows < 0) | (rows >= total)), rows),
     ):
         if wrong.any():
             position = int(wrong.nonzero()[0])
@@ -245,9 +339,6 @@ def find_problem(features: Tensor, rows: Tensor, labels: Tensor, count: int) -> 
         return NO_SUPPORT, 0, 0
     if not samples.all():
         return CLASS_WITHOUT_SUPPORT, 0, int((samples == 0).nonzero()[0])
-    wrong = ~features[rows[used]].isfinite().all(dim=1)
-    if wrong.any():
-        return NOT_FINITE, int(used.nonzero()[wrong][0]), 0
     return 0, 0, 0
 
 
@@ -259,7 +350,7 @@ def check_status(batch: Batch, status: Tensor) -> None:
 
 
 def refuse(batch: Batch, task: int, code: int, position: int, value: int) -> NoReturn:
-    here = _in_task(task, len(batch.sizes))
+    here = in_task(task, len(batch.sizes))
     sample = f"sample {position}{here}"
     known = f"class 0 to {batch.counts[task] - 1}"
     known_rows = f"rows 0 to {len(batch.features) - 1} of features"
@@ -276,7 +367,7 @@ def refuse(batch: Batch, task: int, code: int, position: int, value: int) -> NoR
     )
 
 
-def _in_task(task: int, total: int) -> str:
+def in_task(task: int, total: int) -> str:
     return f" in task {task}" if total > 1 else ""
 
 
@@ -285,7 +376,7 @@ def _in_task(task: int, total: int) -> str:
 
 def make_result(
     batch: Batch,
-    params: AdmParams,
+    params: TimParams,
     outputs: Sequence[str],
     probs: Tensor,  # [sum N_t K_t]
     predictions: Tensor,  # [R]
@@ -320,7 +411,7 @@ def _per_task(batch: Batch, lengths: Sequence[int], flat: Tensor) -> Tensor | li
     return list(torch.split(flat, list(lengths)))
 
 
-def _history(params: AdmParams, terms: Tensor) -> History:
+def _history(params: TimParams, terms: Tensor) -> History:
     cross_entropy, marginal, conditional = terms.unbind(-1)
     loss = params.lam * cross_entropy - params.marginal_weight * marginal + params.alpha * conditional
     return History(cross_entropy, marginal, conditional, loss)

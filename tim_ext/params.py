@@ -7,34 +7,66 @@ import numbers
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 SOLVERS = ("auto", "dual", "primal")
 OUTPUTS = ("probs", "predictions", "weights")
 
 
 @dataclass(frozen=True)
-class AdmParams:
-    """The hyper-parameters of TIM-ADM under the paper's names; constructing one checks them."""
+class TimParams:
+    """The hyper-parameters of the loss, under the paper's names; constructing them checks them."""
 
     lam: float = 0.1  # weight of the cross entropy on the support set
     alpha: float = 0.1  # weight of the conditional entropy H(Y|X)
-    beta: float = 1.0  # weight of the penalty that ties q to p
     temperature: float = 15.0  # tau of the distance softmax
     marginal_weight: float = 1.0  # m, weight of the marginal entropy H(Y): 1 in the paper, 0 in an ablation
-    iterations: int = 150
     tol: float = 0.0  # stop when no probability moves by more than this; 0: run all iterations
-    solver: str = "auto"
+    iterations: int = 0
+
+    POSITIVE: ClassVar[tuple[str, ...]] = ("temperature",)
+    NUMBERS: ClassVar[tuple[str, ...]] = ("lam", "alpha", "marginal_weight", "tol", *POSITIVE)
 
     def __post_init__(self) -> None:
-        for name in ("lam", "alpha", "marginal_weight", "tol", "beta", "temperature"):
+        for name in self.NUMBERS:
             value = getattr(self, name)
             if type(value) is not float or not 0 < value < math.inf:  # else there is nothing to say
-                value = check_number(name, value, positive=name in ("beta", "temperature"))
-                object.__setattr__(self, name, value)  # the class is frozen for everybody else
-        object.__setattr__(self, "iterations", check_count("iterations", self.iterations, at_least=0))
+                self._set(name, check_number(name, value, positive=name in self.POSITIVE))
+        self._set("iterations", check_count("iterations", self.iterations, at_least=0))
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)  # the class is frozen for everybody else
+
+
+@dataclass(frozen=True)
+class AdmParams(TimParams):
+    iterations: int = 150
+    beta: float = 1.0  # weight of the penalty that ties q to p
+    solver: str = "auto"
+
+    POSITIVE = (*TimParams.POSITIVE, "beta")
+    NUMBERS = (*TimParams.NUMBERS, "beta")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.solver not in SOLVERS:
             raise ValueError(f"solver: expected one of {', '.join(map(repr, SOLVERS))}, got {self.solver!r}")
+
+
+@dataclass(frozen=True)
+class GdParams(TimParams):
+    iterations: int = 1000
+    entropy_order: float = 1.0  # a of both entropies (Tsallis): 1 is Shannon
+    lr: float = 1e-4
+    betas: tuple[float, float] = (0.9, 0.999)  # Adam's, as eps
+    eps: float = 1e-8
+
+    POSITIVE = (*TimParams.POSITIVE, "entropy_order", "eps")
+    NUMBERS = (*TimParams.NUMBERS, "entropy_order", "eps", "lr")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set("betas", check_betas(self.betas))
 
 
 def check_number(name: str, value: Any, *, positive: bool = False) -> float:
@@ -58,6 +90,16 @@ def check_count(name: str, value: Any, *, at_least: int) -> int:
     return count
 
 
+def check_betas(betas: Any) -> tuple[float, float]:
+    expected = "betas: expected two numbers, each >= 0 and < 1"
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        raise TypeError(f"{expected}, got {type(betas).__name__} {betas!r}")
+    first, second = (check_number("betas", beta) for beta in betas)
+    if max(first, second) >= 1:
+        raise ValueError(f"{expected}, got {betas!r}")
+    return first, second
+
+
 def check_outputs(outputs: Iterable[str]) -> None:
     if outputs is OUTPUTS:
         return
@@ -69,4 +111,7 @@ def check_outputs(outputs: Iterable[str]) -> None:
             raise ValueError(f"{expected}, got {name!r}")
 
 
-ADM = AdmParams()  # the defaults of the paper
+# the defaults of the paper
+ADM = AdmParams()
+GD = GdParams()
+FINETUNE = GdParams(iterations=25, lr=5e-5)

@@ -1,24 +1,30 @@
-"""TIM-ADM in plain torch, written to be read: every step is an equation of DESIGN, section 2.
+"""TIM in plain torch, written to be read: every step is an equation of DESIGN, section 2.
 
-Same signature, same checks and same results as `tim_ext.adm`, one task after the other, on any device and
-without the native library. In float64 it is the truth of the tests.
+Same signatures, same checks and same results as `tim_ext.adm` and `tim_ext.gd`, one task after the other, on
+any device and without the native library. In float64 it is the truth of the tests.
 
 Symbols: S support, Q query, z [N, d] features, w [K, d] weights, p [N, K] probabilities, y one-hot labels on
-S, q assignments on Q. Probabilities are kept as logarithms: nothing underflows and no epsilon is needed.
+S, q assignments on Q, m the marginal weight. Probabilities are kept as logarithms: nothing underflows and no
+epsilon is needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
 from .batch import PADDING, QUERY, find_problem, make_batch, make_result, refuse
-from .params import ADM, OUTPUTS, AdmParams, check_outputs
+from .params import ADM, GD, OUTPUTS, AdmParams, GdParams, TimParams, check_outputs
 from .result import Result
+
+Params = TypeVar("Params", bound=TimParams)
+# p [N, K], w [K, d], iterations run, loss terms [iterations + 1, 3]
+Solution = tuple[Tensor, Tensor, int, Tensor]
 
 
 def adm(
@@ -33,6 +39,7 @@ def adm(
     beta: float = ADM.beta,
     temperature: float = ADM.temperature,
     marginal_weight: float = ADM.marginal_weight,
+    class_prior: Any = None,
     iterations: int = ADM.iterations,
     tol: float = ADM.tol,
     solver: str = ADM.solver,
@@ -40,25 +47,84 @@ def adm(
     outputs: Sequence[str] = OUTPUTS,
 ) -> Result:
     """As `tim_ext.adm`; `solver` is checked but changes nothing: the weights are always explicit here."""
-    params = AdmParams(lam, alpha, beta, temperature, marginal_weight, iterations, tol, solver)
+    params = AdmParams(
+        lam=lam,
+        alpha=alpha,
+        temperature=temperature,
+        marginal_weight=marginal_weight,
+        tol=tol,
+        iterations=iterations,
+        beta=beta,
+        solver=solver,
+    )
+    task = features, labels, index, num_classes, class_prior
+    return _solve(solve_adm, params, task, normalize, history, outputs)
+
+
+def gd(
+    features: Any,
+    labels: Any,
+    *,
+    index: Any = None,
+    num_classes: int | None = None,
+    normalize: bool = True,
+    lam: float = GD.lam,
+    alpha: float = GD.alpha,
+    temperature: float = GD.temperature,
+    marginal_weight: float = GD.marginal_weight,
+    entropy_order: float = GD.entropy_order,
+    class_prior: Any = None,
+    iterations: int = GD.iterations,
+    lr: float = GD.lr,
+    betas: tuple[float, float] = GD.betas,
+    eps: float = GD.eps,
+    tol: float = GD.tol,
+    history: bool = False,
+    outputs: Sequence[str] = OUTPUTS,
+) -> Result:
+    """As `tim_ext.gd`, with the gradient from autograd and the steps from torch.optim.Adam."""
+    params = GdParams(
+        lam=lam,
+        alpha=alpha,
+        temperature=temperature,
+        marginal_weight=marginal_weight,
+        tol=tol,
+        iterations=iterations,
+        entropy_order=entropy_order,
+        lr=lr,
+        betas=betas,
+        eps=eps,
+    )
+    task = features, labels, index, num_classes, class_prior
+    return _solve(solve_gd, params, task, normalize, history, outputs)
+
+
+def _solve(
+    solve: Callable[[Tensor, Tensor, int, Tensor | None, Params], Solution],
+    params: Params,
+    task: tuple[Any, ...],
+    normalize: bool,
+    history: bool,
+    outputs: Sequence[str],
+) -> Result:
     check_outputs(outputs)
-    batch = make_batch(features, labels, index, num_classes)
+    batch = make_batch(*task)
     tasks = list(batch.tasks())
-    for t, (rows, task_labels, count) in enumerate(tasks):
-        code, position, value = find_problem(batch.features, rows, task_labels, count)
+    for t, (rows, labels, count) in enumerate(tasks):
+        code, position, value = find_problem(batch.features, rows, labels, count)
         if code:
             refuse(batch, t, code, position, value)
 
     dtype = torch.float64 if batch.features.dtype == torch.float64 else torch.float32
     probs, predictions, weights, counts, terms = [], [], [], [], []
-    for rows, task_labels, count in tasks:
-        used = task_labels != PADDING
+    for (rows, labels, count), prior in zip(tasks, batch.priors(), strict=True):
+        used = labels != PADDING
         z = batch.features[rows[used]].to(dtype)  # [N, d]
         if normalize:
             z = unit_length(z)
-        p, w, ran, task_terms = solve(z, task_labels[used], count, params)
+        p, w, ran, task_terms = solve(z, labels[used], count, None if prior is None else prior.to(z), params)
         probs.append(p.new_zeros(len(used), count).index_put_((used,), p).flatten())
-        predictions.append(torch.full_like(task_labels, PADDING).index_put_((used,), p.argmax(dim=1)))
+        predictions.append(torch.full_like(labels, PADDING).index_put_((used,), p.argmax(dim=1)))
         weights.append(w)
         counts.append(ran)
         terms.append(task_terms)
@@ -68,40 +134,80 @@ def adm(
     return make_result(batch, params, outputs, *flat)
 
 
-def solve(
-    z: Tensor, labels: Tensor, num_classes: int, params: AdmParams
-) -> tuple[Tensor, Tensor, int, Tensor]:
-    """One task without padding: p [N, K], w [K, d], iterations run, loss terms [iterations + 1, 3]."""
+# One task without padding -------------------------------------------------------------------------
+
+
+def solve_adm(
+    z: Tensor, labels: Tensor, num_classes: int, prior: Tensor | None, params: AdmParams
+) -> Solution:
     support, query = labels >= 0, labels == QUERY
     c = z.new_zeros(len(z))  # [N]
     c[support] = params.lam / (params.beta + params.alpha)  # cS = lam / (beta + alpha)
     c[query] = int(support.sum()) / max(int(query.sum()), 1)  # cQ = |S| / |Q|
-    a = z.new_zeros(len(z), num_classes)  # [N, K]  assignments: y_ik on S, q_ik on Q
-    a[support] = one_hot(labels[support], num_classes).to(z)
+    a = one_hot_rows(labels, num_classes).to(z)  # [N, K]  assignments: y_ik on S, q_ik on Q
     terms = z.new_full((params.iterations + 1, 3), torch.nan)
 
-    # w_k(0) = sum_S y_ik z_i / sum_S y_ik
-    w = a.T @ z / a.sum(dim=0)[:, None]
+    w = prototypes(z, a)
     log_p = log_distance_softmax(z, w, params.temperature)
-    terms[0] = loss_terms(log_p, a, support, query)
+    terms[0] = loss_terms(log_p, a, support, query, prior)
 
     for t in range(1, params.iterations + 1 if query.any() else 1):
-        a[query] = q_update(log_p[query], params.alpha, params.beta, params.marginal_weight)
+        a[query] = q_update(log_p[query], params.alpha, params.beta, params.marginal_weight, prior)
         w = w_update(z, w, log_p.exp(), a, c)
         old_log_p, log_p = log_p, log_distance_softmax(z, w, params.temperature)
-        terms[t] = loss_terms(log_p, a, support, query)
-        # stop when max over i, k of |p_ik(t) - p_ik(t-1)| <= tol
-        if params.tol > 0 and (log_p.exp() - old_log_p.exp()).abs().max() <= params.tol:
+        terms[t] = loss_terms(log_p, a, support, query, prior)
+        if stops(log_p, old_log_p, params.tol):
             return log_p.exp(), w, t, terms
     return log_p.exp(), w, params.iterations if query.any() else 0, terms
 
 
+@torch.inference_mode(False)  # here a gradient is wanted, whatever the caller's mode
+@torch.enable_grad()
+def solve_gd(z: Tensor, labels: Tensor, num_classes: int, prior: Tensor | None, params: GdParams) -> Solution:
+    z = z.clone()  # autograd takes no tensor made in inference mode
+    support, query = labels >= 0, labels == QUERY
+    y = one_hot_rows(labels, num_classes).to(z)  # [N, K]
+    terms = z.new_full((params.iterations + 1, 3), torch.nan)
+
+    w = prototypes(z, y).requires_grad_()
+    adam = torch.optim.Adam([w], lr=params.lr, betas=params.betas, eps=params.eps)
+    log_p = log_distance_softmax(z, w, params.temperature)
+    now = loss_terms(log_p, y, support, query, prior, params.entropy_order)
+    terms[0] = now.detach()
+
+    ran = 0
+    while ran < params.iterations and query.any():
+        (w.grad,) = torch.autograd.grad(loss(now, params), w)  # dL/dW
+        with torch.device("cpu"):  # for its step counter
+            adam.step()  # W(t) from W(t - 1)
+        ran += 1
+        old_log_p, log_p = log_p, log_distance_softmax(z, w, params.temperature)
+        now = loss_terms(log_p, y, support, query, prior, params.entropy_order)
+        terms[ran] = now.detach()
+        if stops(log_p, old_log_p, params.tol):
+            break
+    return log_p.detach().exp(), w.detach(), ran, terms
+
+
+# The equations ------------------------------------------------------------------------------------
+
+
 def unit_length(z: Tensor) -> Tensor:
     """z_i / ||z_i||; a zero vector stays zero. Scaled by max |z_ij| first, so that no square overflows."""
-    largest = z.abs().amax(dim=1, keepdim=True)
+    largest = z.detach().abs().amax(dim=1, keepdim=True)
     z = z / torch.where(largest > 0, largest, 1)
     length = z.norm(dim=1, keepdim=True)
     return z / torch.where(length > 0, length, 1)
+
+
+def one_hot_rows(labels: Tensor, num_classes: int) -> Tensor:
+    """y_ik on S, 0 on Q: [N, K]"""
+    return one_hot(labels.clamp(min=0), num_classes) * (labels >= 0)[:, None]
+
+
+def prototypes(z: Tensor, y: Tensor) -> Tensor:
+    """w_k(0) = sum_S y_ik z_i / sum_S y_ik"""
+    return y.T @ z / y.sum(dim=0)[:, None]
 
 
 def log_distance_softmax(z: Tensor, w: Tensor, temperature: float) -> Tensor:
@@ -109,11 +215,33 @@ def log_distance_softmax(z: Tensor, w: Tensor, temperature: float) -> Tensor:
     return (temperature * (z @ w.T - w.square().sum(dim=1) / 2)).log_softmax(dim=1)
 
 
-def q_update(log_p: Tensor, alpha: float, beta: float, m: float) -> Tensor:
-    """q_ik proportional over k to p_ik^e / (sum over Q of p_ik^e)^(m / (m + beta)),  e = 1 + alpha/beta"""
+def stops(log_p: Tensor, old_log_p: Tensor, tol: float) -> bool:
+    """max over i, k of |p_ik(t) - p_ik(t-1)| <= tol"""
+    return tol > 0 and bool((log_p.exp() - old_log_p.exp()).abs().max() <= tol)
+
+
+def q_update(log_p: Tensor, alpha: float, beta: float, m: float, prior: Tensor | None = None) -> Tensor:
+    """q_ik proportional over k to p_ik^e (prior_k / sum over Q of p_ik^e)^(m/(m + beta)),  e = 1 + alpha/beta
+
+    With qhat_k = mean over Q of q_ik, q minimises
+
+        m sum_k qhat_k log(qhat_k / prior_k) - alpha mean_Q sum_k q_ik log p_ik + beta mean_Q KL(q_i || p_i)
+
+    whose derivative in q_ik is 0, up to a number n_i per sample that makes q_i sum to 1, where
+
+        q_ik = n_i p_ik^e (qhat_k / prior_k)^(-m/beta).
+
+    Its mean over Q, with every n_i = n as the paper takes them, is solved for qhat:
+
+        (qhat_k / prior_k)^((m + beta)/beta) = n mean_Q p_ik^e / prior_k
+        q_ik = n_i p_ik^e (n mean_Q p_ik^e / prior_k)^(-m/(m + beta)).
+
+    A constant prior cancels, which leaves the update of the paper.
+    """
     log_power = (1 + alpha / beta) * log_p  # [Q, K]
     log_total = log_power.logsumexp(dim=0)  # [K]
-    return (log_power - m / (m + beta) * log_total).softmax(dim=1)
+    log_prior = 0 if prior is None else prior.log()
+    return (log_power + m / (m + beta) * (log_prior - log_total)).softmax(dim=1)
 
 
 def w_update(z: Tensor, w: Tensor, p: Tensor, a: Tensor, c: Tensor) -> Tensor:
@@ -127,13 +255,37 @@ def w_update(z: Tensor, w: Tensor, p: Tensor, a: Tensor, c: Tensor) -> Tensor:
     return torch.where(below > 0, above / below, w)
 
 
-def loss_terms(log_p: Tensor, a: Tensor, support: Tensor, query: Tensor) -> Tensor:
-    """CE(S), H(phat), H(Y|X on Q); the entropies of no query are 0."""
-    cross_entropy = -(a * log_p)[support].sum(dim=1).mean()  # mean over S of -sum_k y_ik log p_ik
+def loss(terms: Tensor, params: TimParams) -> Tensor:
+    """L = lam * CE - m * M + alpha * H"""
+    cross_entropy, marginal, conditional = terms.unbind()
+    return params.lam * cross_entropy - params.marginal_weight * marginal + params.alpha * conditional
+
+
+def loss_terms(
+    log_p: Tensor, y: Tensor, support: Tensor, query: Tensor, prior: Tensor | None = None, order: float = 1.0
+) -> Tensor:
+    """CE(S), M(phat) and H(Y|X on Q) with entropies of order a; those of no query are 0.
+
+    M = -sum_k phat_k log_a(phat_k / (K prior_k)): the entropy of phat for the uniform prior, and
+    log K - KL(phat || prior) in general (a = 1).
+    """
+    cross_entropy = -(y * log_p)[support].sum(dim=1).mean()  # mean over S of -sum_k y_ik log p_ik
     if not query.any():
         return torch.stack([cross_entropy, torch.zeros_like(cross_entropy), torch.zeros_like(cross_entropy)])
     log_p = log_p[query]
-    phat = log_p.exp().mean(dim=0)  # phat_k = mean over Q of p_ik
-    marginal = -torch.xlogy(phat, phat).sum()  # H(phat) = -sum_k phat_k log phat_k
-    conditional = -(log_p.exp() * log_p).sum(dim=1).mean()  # H(Y|X) = mean over Q of -sum_k p_ik log p_ik
+    ratio = torch.ones_like(log_p[0]) if prior is None else len(prior) * prior  # K prior_k
+    log_phat = log_p.logsumexp(dim=0) - math.log(len(log_p))  # phat_k = mean over Q of p_ik
+    marginal = -(ratio * x_log(log_phat - ratio.log(), order)).sum()
+    conditional = -x_log(log_p, order).sum(dim=1).mean()  # mean over Q of -sum_k p_ik log_a p_ik
     return torch.stack([cross_entropy, marginal, conditional])
+
+
+def x_log(log_x: Tensor, order: float) -> Tensor:
+    """x log_a(x) from log x, where log_a(x) = (x^(a-1) - 1) / (a - 1), which is log x at a = 1.
+
+    As x^min(a, 1) (x^|a-1| - 1) / |a-1|, neither factor overflows where x is 0 to machine precision.
+    """
+    if order == 1:
+        return log_x.exp() * log_x
+    distance = abs(order - 1)
+    return (min(order, 1.0) * log_x).exp() * torch.expm1(distance * log_x) / distance

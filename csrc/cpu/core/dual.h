@@ -26,10 +26,10 @@ class Dual {
     vectors_ = lanes_ / W;
     blocks = (lanes_ + kBlockSamples - 1) / kBlockSamples;
     gram_ = arena.take<T>(lanes_ * lanes_);
-    for (T** array : {&weights_, &difference_, &logits_, &p_, &x_}) *array = arena.take<T>(K * lanes_);
+    for (T** array : {&difference_, &logits_, &p_, &x_}) *array = arena.take<T>(K * lanes_);
     before_ = params.tol > 0 ? arena.take<T>(K * lanes_) : nullptr;
     labels_ = arena.take<typename Simd<T>::Int>(lanes_);
-    log_total_ = arena.take<T>(lanes_);
+    for (T** array : {&last_, &log_total_, &q_inverse_}) *array = arena.take<T>(lanes_);
     inverse_ = arena.take<T>(lanes_);
     shift_parts_ = reinterpret_cast<Vec<T>*>(arena.take<char>(panels() * K * int64_t(sizeof(Vec<T>))));
     state = take_class_state<T>(arena, K, blocks, blocks);
@@ -49,12 +49,11 @@ class Dual {
     gram();
     fill_labels(task_, lanes_, labels_, state);
     const int64_t K = task_.classes;
-    for (int64_t k = 0; k < K; ++k)
-      for (int64_t i = 0; i < lanes_; ++i)
-        weights_[k * lanes_ + i] = labels_[i] == k ? T(1) / state.count[k] : T(0);
-    for (int64_t k = 0; k < K; ++k)
-      for (int64_t i = 0; i < lanes_; ++i)
-        difference_[k * lanes_ + i] = weights_[k * lanes_ + i] - weights_[(K - 1) * lanes_ + i];
+    auto prototype = [&](int64_t k, int64_t i) { return labels_[i] == k ? T(1) / state.count[k] : T(0); };
+    for (int64_t i = 0; i < lanes_; ++i) {
+      last_[i] = prototype(K - 1, i);
+      for (int64_t k = 0; k < K - 1; ++k) difference_[k * lanes_ + i] = prototype(k, i) - last_[i];
+    }
   }
 
   template <class F>
@@ -62,36 +61,36 @@ class Dual {
     product();
     each([&](Block<T>& block, int64_t b) { f(block, b, b); });
   }
-  template <class F>
-  void q_pass(F f) {
-    each([&](Block<T>& block, int64_t b) { f(block, b, b); });
+  // C_k <- (X_k + B_k C_k) / D_k, as differences to the last class: C_k - C_K is what the product needs.
+  template <int KT, From from>
+  void q_step() {
+    each([&](Block<T>& block, int64_t b) { q_total<KT, from>(task_, c_, state, block, b, b); });
+    combine_q(task_, c_, state, blocks);
+    const int64_t last_class = task_.classes - 1;
+    each([&](Block<T>& block, int64_t b) {
+      T* const difference = difference_ + b * kBlockSamples;
+      T* const last = last_ + b * kBlockSamples;
+      const T *const sum_p = state.p, *const inverse_mass = state.inverse_mass;
+      const int64_t ld = lanes_;
+      Vec<T> before = Vec<T>{}, now = Vec<T>{};  // C_K
+      q_apply_block<KT, from>(task_.classes, c_, state.factor, block,
+                              [&](int64_t k, int64_t i, Vec<T> x) TIM_LAMBDA_INLINE {
+                                if (k == last_class) {
+                                  before = load(last + i);
+                                  now = (x + before * sum_p[k]) * inverse_mass[k];
+                                  store(last + i, now);
+                                } else {
+                                  T* d = difference + k * ld + i;
+                                  store(d, (x + (load(d) + before) * sum_p[k]) * inverse_mass[k] - now);
+                                }
+                              });
+    });
   }
   template <class F>
   void each_block(F f) {
     each(f);
   }
   T* before(int64_t b) { return before_ + b * kBlockSamples; }
-
-  // C_k <- (X_k + B_k C_k) / D_k, and the differences to the last class for the next product.
-  void update() {
-    const int64_t K = task_.classes;
-    auto one = [&](int64_t k, int64_t first, int64_t last) TIM_LAMBDA_INLINE {
-      const T inverse = T(1) / (c_.support * state.count[k] + c_.query * state.q[k]);
-      T* w = weights_ + k * lanes_;
-      T* d = difference_ + k * lanes_;
-      const T* x = x_ + k * lanes_;
-      const T* w_last = weights_ + (K - 1) * lanes_;
-      for (int64_t i = first; i < last; i += W) {
-        Vec<T> value = (load(x + i) + load(w + i) * state.p[k]) * inverse;
-        store(w + i, value);
-        store(d + i, value - load(w_last + i));
-      }
-    };
-    run(team_, blocks, [&](int64_t b) {
-      const int64_t first = b * kBlockSamples, last = end_of(b);
-      for (int64_t k = K - 1; k >= 0; --k) one(k, first, last);
-    });
-  }
 
   void finish(const TaskOutputs<T>& out) {
     Block<T> all = block(0);
@@ -104,7 +103,8 @@ class Dual {
       row_pointers(task_, i0, n, converted_, pointers_);
       for (int64_t k = 0; k < K; ++k)
         for (int64_t i = 0; i < n; ++i)
-          coefficients_[k * rows + i] = weights_[k * lanes_ + i0 + i] * scale_[i0 + i];
+          coefficients_[k * rows + i] =
+              ((k < K - 1 ? difference_[k * lanes_ + i0 + i] : T(0)) + last_[i0 + i]) * scale_[i0 + i];
       accumulate_rows(pointers_, n, coefficients_, rows, K, task_.dim, i0 > 0, out.weights, task_.dim);
     }
   }
@@ -124,6 +124,7 @@ class Dual {
             inverse_ + first,
             p_ + first,
             x_ + first,
+            q_inverse_ + first,
             lanes_,
             labels_ + first,
             (end_of(b) - first) / W,
@@ -258,7 +259,7 @@ class Dual {
       Vec<T> acc[NR][NV] = {};
       multiply_tile<T, NR, NV, NV>(acc, gram_panel(first), difference_ + k0 * lanes_, lanes_, 1,
                                    task_.samples());
-      const T* c_last = weights_ + (K - 1) * lanes_ + first * W;
+      const T* last = last_ + first * W;
 #pragma GCC unroll 8
       for (int r = 0; r < NR; ++r) {
         const int64_t at = (k0 + r) * lanes_ + first * W;
@@ -266,7 +267,7 @@ class Dual {
 #pragma GCC unroll 8
         for (int v = 0; v < NV; ++v) {
           store(logits_ + at + v * W, acc[r][v]);
-          shift += acc[r][v] * (load(weights_ + at + v * W) + load(c_last + v * W));
+          shift += acc[r][v] * (load(difference_ + at + v * W) + load(last + v * W) * T(2));
         }
         shift_parts_[j * (K - 1) + k0 + r] = shift;
       }
@@ -278,7 +279,7 @@ class Dual {
   const Team& team_;
   Coefficients<T> c_;
   int64_t lanes_, vectors_, bytes_;
-  T *gram_, *weights_, *difference_, *logits_, *log_total_, *inverse_, *p_, *x_, *before_, *packed_,
+  T *gram_, *difference_, *last_, *logits_, *log_total_, *q_inverse_, *inverse_, *p_, *x_, *before_, *packed_,
       *coefficients_, *converted_;
   const T** pointers_;
   typename Simd<T>::Int* labels_;

@@ -22,6 +22,9 @@ Coefficients<T> coefficients(const AdmParams& p, const Task& task) {
 
 constexpr int64_t kBlockLanes = 512;  // at most, in one block
 
+// Functions below take blocks and coefficients by value: a vector store may alias anything with an address, and the
+// compiler would read the fields again after each.
+
 // A block of samples, class-major: element (k, i) of an array at [k * ld + i].
 template <class T>
 struct Block {
@@ -29,7 +32,8 @@ struct Block {
   T* log_total;  // log sum_k exp(l_ik)
   T* inverse;    // 1 / sum_k exp(l_ik)
   T* p;          // exp(l_ik) for k < K - 1, so that p_ik = p * inverse; p_ik itself for all k on demand
-  T* x;          // p_ik^power, then the right-hand side X_ik of the w-update
+  T* x;          // p_ik^power, then whatever weights the samples in the w-update
+  T* q_inverse;  // 1 / sum_k of the unnormalised q_ik
   int64_t ld;
   const typename Simd<T>::Int* labels;  // class, kQuery or kPadding for every lane
   int64_t vectors;                      // the block has `vectors` * width lanes
@@ -47,11 +51,11 @@ TIM_INLINE Vec<T> sample_weight(IVec<T> labels, const Coefficients<T>& c) {
          keep<T>(labels == typename Simd<T>::Int(kQuery), splat(c.query));
 }
 template <class T>
-TIM_INLINE IVec<T> load_labels(const Block<T>& b, int64_t v) {
+TIM_INLINE IVec<T> load_labels(Block<T> b, int64_t v) {
   return *reinterpret_cast<const IVec<T>*>(b.labels + v * kWidth<T>);
 }
 
-// What softmax_block and q_block sum over the samples of a block.
+// What softmax_block and q_total_block sum over the samples of a block.
 template <class T>
 struct Sums {
   T* p;        // [K] sum_i c_i p_ik, c_i = c_S on S and c_Q on Q
@@ -62,7 +66,7 @@ struct Sums {
 
 // log p_ik = l_ik - log_total_i in place of l_ik, and p_ik in place of exp(l_ik).
 template <class T>
-TIM_INLINE void finish_block(int64_t classes, const Block<T>& b) {
+TIM_INLINE void finish_block(int64_t classes, Block<T> b) {
   constexpr int W = kWidth<T>;
   for (int64_t k = 0; k < classes; ++k)
     for (int64_t v = 0; v < b.vectors; ++v) {
@@ -79,7 +83,7 @@ enum class Lanes { support, query, mixed };
 
 // f(v, constant Lanes) for every vector; only the first with queries and the last one can be mixed.
 template <class T, class F>
-TIM_INLINE void for_vectors(const Block<T>& b, F&& f) {
+TIM_INLINE void for_vectors(Block<T> b, F&& f) {
   const int64_t first = b.first_query < b.vectors ? b.first_query : b.vectors;
   const int64_t last = b.ends && b.vectors > first ? b.vectors - 1 : b.vectors;
   for (int64_t v = 0; v < first; ++v) f(v, std::integral_constant<Lanes, Lanes::support>{});
@@ -91,7 +95,7 @@ TIM_INLINE void for_vectors(const Block<T>& b, F&& f) {
 // For extreme logits: log_total = max l + log sum exp(l - max l), inverse = exp(-log_total) but not below the
 // range of T, and exp(l) replaced by p / inverse, so that p = exp(l) * inverse holds without overflow.
 template <class T>
-TIM_INLINE void shifted_softmax_block(int64_t classes, const Block<T>& b) {
+TIM_INLINE void shifted_softmax_block(int64_t classes, Block<T> b) {
   constexpr int W = kWidth<T>;
   for (int64_t v = 0; v < b.vectors; ++v) {
     auto l = [&](int64_t k) { return k < classes - 1 ? load(b.logits + k * b.ld + v * W) : Vec<T>{}; };
@@ -110,7 +114,7 @@ TIM_INLINE void shifted_softmax_block(int64_t classes, const Block<T>& b) {
 //   l_ik = tau * z_i . (w_k - w_K) - shift_k,   shift_k = tau / 2 (||w_k||^2 - ||w_K||^2),   l_iK = 0
 // Three sweeps instead of one: each has a short chain of dependent operations, so that vectors overlap.
 template <int KT, bool with_query, class T>
-TIM_INLINE void softmax_block(int64_t classes, const Coefficients<T>& c, const T* shift, const Block<T>& b,
+TIM_INLINE void softmax_block(int64_t classes, Coefficients<T> c, const T* shift, Block<T> b,
                               Vec<T>* accumulators, Sums<T>& sums) {
   constexpr int W = kWidth<T>;
   const int64_t K = KT ? KT : classes;
@@ -179,43 +183,54 @@ TIM_INLINE void softmax_block(int64_t classes, const Coefficients<T>& c, const T
   }
 }
 
-// How q_block finds p: from exp(l) and inverse, or, after finish_block or restore_block, as it is; and q:
+// How the q-update finds p: from exp(l) and inverse, or, after finish_block or restore_block, as it is; and q:
 //   not exact: q_ik proportional to p_ik^power * factor_k,   factor_k = (sum over Q p_ik^power)^-e
 //   exact:     q_ik = softmax_k(power log p_ik - factor_k),   factor_k = e log sum over Q p_ik^power
 enum class From { softmax, finished, finished_exact };
 
-// q_ik and X_ik = c_i (t_ik - p_ik), t = y on S and q on Q.
+// 1 / (sum over k of the unnormalised q_ik) into block.q_inverse, and sum over Q of q_ik. Exact: q itself into x.
 template <int KT, From from, class T>
-TIM_INLINE void q_block(int64_t classes, const Coefficients<T>& c, const T* factor, const Block<T>& b,
-                        Vec<T>* accumulators, Sums<T>& sums) {
+TIM_INLINE void q_total_block(int64_t classes, Coefficients<T> c, const T* factor, Block<T> b,
+                              Vec<T>* accumulators, Sums<T>& sums) {
   constexpr int W = kWidth<T>;
-  const int64_t K = KT ? KT : classes;
   constexpr bool exact = from == From::finished_exact;
-  alignas(64) T q_inverse[kBlockLanes];
-
-  // q unnormalised, and 1 / its total.
-  for (int64_t v = b.first_query; v < b.vectors; ++v) {
-    Vec<T> total = Vec<T>{};
-    Vec<T> top = splat<T>(-std::numeric_limits<T>::max());
-    if constexpr (exact)
-      for (int64_t k = 0; k < K; ++k)
-        top = vmax(top, load(b.logits + k * b.ld + v * W) * c.power - factor[k]);
-#pragma GCC unroll 16
-    for (int64_t k = 0; k < K; ++k) {
-      const int64_t at = k * b.ld + v * W;
-      if constexpr (exact) {
-        const Vec<T> q = vexp2<T>(load(b.logits + at) * c.power - factor[k] - top);
-        store(b.x + at, q);
-        total += q;
-      } else {
-        total += load(b.x + at) * factor[k];
-      }
-    }
-    store(q_inverse + v * W, T(1) / total);
-  }
+  const int64_t K = KT ? KT : classes;
   Vec<T> fixed[KT ? KT : 1];
   Vec<T>* acc = KT ? fixed : accumulators;
   for (int64_t k = 0; k < K; ++k) acc[k] = Vec<T>{};
+  for_vectors(b, [&](int64_t v, auto kind) TIM_LAMBDA_INLINE {
+    constexpr Lanes lanes = decltype(kind)::value;
+    if constexpr (lanes != Lanes::support) {
+      Vec<T> total = Vec<T>{};
+      if constexpr (exact) {
+        Vec<T> top = splat<T>(-std::numeric_limits<T>::max());
+        for (int64_t k = 0; k < K; ++k)
+          top = vmax(top, load(b.logits + k * b.ld + v * W) * c.power - factor[k]);
+        for (int64_t k = 0; k < K; ++k) {
+          const Vec<T> q = vexp2<T>(load(b.logits + k * b.ld + v * W) * c.power - factor[k] - top);
+          store(b.x + k * b.ld + v * W, q);
+          total += q;
+        }
+      } else {
+#pragma GCC unroll 16
+        for (int64_t k = 0; k < K; ++k) total += load(b.x + k * b.ld + v * W) * factor[k];
+      }
+      Vec<T> inverse = T(1) / total;
+      if constexpr (lanes == Lanes::mixed)
+        inverse = keep<T>(load_labels(b, v) == typename Simd<T>::Int(kQuery), inverse);
+      store(b.q_inverse + v * W, inverse);
+#pragma GCC unroll 16
+      for (int64_t k = 0; k < K; ++k) acc[k] += load(b.x + k * b.ld + v * W) * inverse;
+    }
+  });
+  for (int64_t k = 0; k < K; ++k) sums.q[k] = reduce_add<T>(acc[k]) * (exact ? T(1) : factor[k]);
+}
+
+// X_ik = c_i (t_ik - p_ik), t = y on S and q on Q: consume(k, position in the block, X), the last class first.
+template <int KT, From from, class T, class F>
+TIM_INLINE void q_apply_block(int64_t classes, Coefficients<T> c, const T* factor, Block<T> b, F&& consume) {
+  constexpr int W = kWidth<T>;
+  const int64_t K = KT ? KT : classes;
   for_vectors(b, [&](int64_t v, auto kind) TIM_LAMBDA_INLINE {
     constexpr Lanes lanes = decltype(kind)::value;
     const IVec<T> labels = load_labels(b, v);
@@ -224,16 +239,13 @@ TIM_INLINE void q_block(int64_t classes, const Coefficients<T>& c, const T* fact
                           : lanes == Lanes::support ? splat(c.support)
                                                     : splat(c.query);
     Vec<T> scale = Vec<T>{};
-    if constexpr (lanes != Lanes::support) scale = load(q_inverse + v * W);
-    if constexpr (lanes == Lanes::mixed) scale = keep<T>(labels == typename Simd<T>::Int(kQuery), scale);
-#pragma GCC unroll 16
-    for (int64_t k = 0; k < K; ++k) {
+    if constexpr (lanes != Lanes::support) scale = load(b.q_inverse + v * W);
+    auto one = [&](int64_t k) TIM_LAMBDA_INLINE {
       const int64_t at = k * b.ld + v * W;
       Vec<T> target = Vec<T>{};
       if constexpr (lanes != Lanes::support) {
         target = load(b.x + at) * scale;
-        if constexpr (!exact) target = target * factor[k];
-        acc[k] += target;
+        if constexpr (from != From::finished_exact) target = target * factor[k];
       }
       if constexpr (lanes != Lanes::query) target += class_mask<T>(labels, k);
       Vec<T> p = inverse;
@@ -241,15 +253,17 @@ TIM_INLINE void q_block(int64_t classes, const Coefficients<T>& c, const T* fact
         p = load(b.p + at);
       else if (k < K - 1)
         p = load(b.p + at) * inverse;
-      store(b.x + at, weight * (target - p));
-    }
+      consume(k, v * W, weight * (target - p));
+    };
+    one(K - 1);
+#pragma GCC unroll 16
+    for (int64_t k = 0; k < K - 1; ++k) one(k);
   });
-  for (int64_t k = 0; k < K; ++k) sums.q[k] = reduce_add<T>(acc[k]);
 }
 
 // p and p^power from log p, for blocks that keep nothing else.
 template <class T>
-TIM_INLINE void restore_block(int64_t classes, const Coefficients<T>& c, const Block<T>& b) {
+TIM_INLINE void restore_block(int64_t classes, Coefficients<T> c, Block<T> b) {
   constexpr int W = kWidth<T>;
   for (int64_t k = 0; k < classes; ++k)
     for (int64_t v = 0; v < b.vectors; ++v) {
@@ -262,8 +276,7 @@ TIM_INLINE void restore_block(int64_t classes, const Coefficients<T>& c, const B
 // For the exact q-update, where p^power may underflow: column maxima and shifted sums of power * log p.
 //   phase 1: largest[k] = max over Q of power log p_ik;  phase 2: sum[k] = sum over Q exp(power log p_ik - largest_k)
 template <int phase, class T>
-TIM_INLINE void column_block(int64_t classes, const Coefficients<T>& c, const Block<T>& b, const T* largest,
-                             T* out) {
+TIM_INLINE void column_block(int64_t classes, Coefficients<T> c, Block<T> b, const T* largest, T* out) {
   constexpr int W = kWidth<T>;
   for (int64_t k = 0; k < classes; ++k) {
     Vec<T> acc = phase == 1 ? splat<T>(-std::numeric_limits<T>::max()) : Vec<T>{};
@@ -282,7 +295,7 @@ TIM_INLINE void column_block(int64_t classes, const Coefficients<T>& c, const Bl
 // Sums for the loss terms, after finish_block: out[0] = sum over S of log p_i,y(i), out[1] = sum over Q, k of
 // p log p, out[2 + k] = sum over Q of p_ik.
 template <class T>
-TIM_INLINE void history_block(int64_t classes, const Block<T>& b, T* out) {
+TIM_INLINE void history_block(int64_t classes, Block<T> b, T* out) {
   constexpr int W = kWidth<T>;
   Vec<T> cross = Vec<T>{}, conditional = Vec<T>{};
   for (int64_t k = 0; k < classes; ++k) {
@@ -303,7 +316,7 @@ TIM_INLINE void history_block(int64_t classes, const Block<T>& b, T* out) {
 
 // max |p - before| over the real samples of a block after finish_block; copies p into `before`.
 template <class T>
-TIM_INLINE T change_block(int64_t classes, const Block<T>& b, T* before) {
+TIM_INLINE T change_block(int64_t classes, Block<T> b, T* before) {
   constexpr int W = kWidth<T>;
   Vec<T> largest = Vec<T>{};
   for (int64_t k = 0; k < classes; ++k)
@@ -316,9 +329,9 @@ TIM_INLINE T change_block(int64_t classes, const Block<T>& b, T* before) {
   return reduce_max<T>(largest);
 }
 
-// factor_k = s_k^-e for q_block<exact = false>; s and factor hold K values padded to whole vectors.
+// factor_k = s_k^-e for the q-update, unless exact; s and factor hold K values padded to whole vectors.
 template <class T>
-TIM_INLINE void marginal_factors(int64_t classes, const Coefficients<T>& c, const T* s, T* factor) {
+TIM_INLINE void marginal_factors(int64_t classes, Coefficients<T> c, const T* s, T* factor) {
   for (int64_t k = 0; k < classes; k += kWidth<T>)
     store(factor + k, vexp2<T>(vlog2<T>(load(s + k)) * -c.marginal_power));
 }

@@ -32,7 +32,7 @@ TIM_INLINE Vec<T> p_log(Vec<T> p, Vec<T> log_p, T order) {
 
 // Sums of a block: out[0] = sum over S of log2 p_i,y(i), out[1] = sum over Q, k of p log_a p.
 template <bool shannon, class T>
-TIM_INLINE void loss_block(int64_t classes, const Block<T>& b, T order, T* out) {
+TIM_INLINE void loss_block(int64_t classes, Block<T> b, T order, T* out) {
   constexpr int W = kWidth<T>;
   Vec<T> cross = Vec<T>{}, conditional = Vec<T>{};
   for (int64_t k = 0; k < classes; ++k)
@@ -48,7 +48,7 @@ TIM_INLINE void loss_block(int64_t classes, const Block<T>& b, T order, T* out) 
 
 // g_ik into block.x, and its sums over the block into out [K]. marginal_k = a m log_a(phat_k / (K prior_k)).
 template <int KT, bool shannon, class T>
-TIM_INLINE void gradient_block(int64_t classes, const Block<T>& b, const T* marginal, T support_weight,
+TIM_INLINE void gradient_block(int64_t classes, Block<T> b, const T* marginal, T support_weight,
                                T query_weight, T alpha, T order, Vec<T>* accumulators, T* out) {
   constexpr int W = kWidth<T>;
   const int64_t K = KT ? KT : classes;

@@ -37,6 +37,7 @@ class PrimalPasses {
     log_total_ = arena.take<T>(chunks_ * rows_);
     inverse_ = arena.take<T>(chunks_ * rows_);
     x_ = arena.take<T>(chunks_ * K * rows_);
+    q_inverse_ = arena.take<T>(chunks_ * rows_);
     pointers_ = arena.take<const T*>(chunks_ * rows_);
     converted_ = rows_need_scratch<T>(task) ? arena.take<T>(chunks_ * rows_ * task.dim) : nullptr;
     column_ = reinterpret_cast<Vec<T>*>(arena.take<char>(pieces_ * 2 * K * int64_t(sizeof(Vec<T>))));
@@ -162,11 +163,17 @@ class PrimalPasses {
       const int64_t end = (chunk + 1) * chunk_blocks_ < blocks ? (chunk + 1) * chunk_blocks_ : blocks;
       for (int64_t b = chunk * chunk_blocks_; b < end; ++b) {
         const int64_t K = task_.classes, queries_from = (task_.support - b * rows_) / W;
-        Block<T> block{
-            logits_ + b * rows_ * K, log_total_ + chunk * rows_, inverse_ + chunk * rows_,
-            p_ + chunk * K * rows_,  x_ + chunk * K * rows_,     rows_,
-            labels_ + b * rows_,     (count(b) + W - 1) / W,     queries_from > 0 ? queries_from : 0,
-            b == blocks - 1};
+        Block<T> block{logits_ + b * rows_ * K,
+                       log_total_ + chunk * rows_,
+                       inverse_ + chunk * rows_,
+                       p_ + chunk * K * rows_,
+                       x_ + chunk * K * rows_,
+                       q_inverse_ + chunk * rows_,
+                       rows_,
+                       labels_ + b * rows_,
+                       (count(b) + W - 1) / W,
+                       queries_from > 0 ? queries_from : 0,
+                       b == blocks - 1};
         f(block, b, chunk);
       }
     });
@@ -185,8 +192,8 @@ class PrimalPasses {
   const Team& team_;
   Coefficients<T> c_;
   int64_t pitch_, rows_, chunk_blocks_, chunks_, pieces_;
-  T *weights_, *difference_, *logits_, *before_, *sums_, *log_total_, *inverse_, *p_, *x_, *converted_,
-      *shift_parts_;
+  T *weights_, *difference_, *logits_, *before_, *sums_, *log_total_, *inverse_, *p_, *x_, *q_inverse_,
+      *converted_, *shift_parts_;
   const T** pointers_;
   typename Simd<T>::Int* labels_;
   Vec<T>* column_;
@@ -199,17 +206,19 @@ class PrimalAdm : public PrimalPasses<T> {
   PrimalAdm(const Task& task, const AdmParams& params, const T* scale, const Team& team, Arena& arena)
       : PrimalPasses<T>(task, coefficients<T>(params, task), params.tol > 0, scale, team, arena) {}
 
-  template <class F>
-  void q_pass(F f) {
-    this->weighted_pass(f);
-  }
-  void update() {
-    const Coefficients<T>& c = this->c_;
-    const ClassState<T>& s = this->state;
-    for (int64_t k = 0; k < this->task_.classes; ++k)
-      s.factor[k] = T(1) / (c.support * s.count[k] + c.query * s.q[k]);
-    this->update_weights(
-        [&](int64_t k, int64_t, Vec<T> w, Vec<T> sum) { return (sum + w * s.p[k]) * s.factor[k]; });
+  template <int KT, From from>
+  void q_step() {
+    ClassState<T>& s = this->state;
+    const Task& task = this->task_;
+    this->weighted_pass([&](Block<T>& block, int64_t b, int64_t slot) {
+      q_total<KT, from>(task, this->c_, s, block, b, slot);
+      q_apply_block<KT, from>(task.classes, this->c_, s.factor, block,
+                              [&](int64_t k, int64_t i, Vec<T> x)
+                                  TIM_LAMBDA_INLINE { store(block.x + k * block.ld + i, x); });
+    });
+    combine_q(task, this->c_, s, this->blocks);
+    this->update_weights([&](int64_t k, int64_t, Vec<T> w, Vec<T> sum)
+                             TIM_LAMBDA_INLINE { return (sum + w * s.p[k]) * s.inverse_mass[k]; });
   }
 };
 

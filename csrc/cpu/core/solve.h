@@ -48,11 +48,12 @@ template <class T>
 struct ClassState {
   T* count;              // [K] support samples of each class
   T* shift;              // [K] see softmax_block
-  T* factor;             // [K] see q_block
+  T* factor;             // [K] see From
   T* p;                  // [K] sum_i c_i p_ik                 = B_k
   T* power;              // [K] sum over Q of p_ik^power
   T* q;                  // [K] sum over Q of q_ik
   T* largest;            // [K] for the exact q-update
+  T* inverse_mass;       // [K] 1 / D_k
   T* prior;              // [K] 1 / (K prior_k), 1 for the uniform prior
   T* parts;              // [blocks][4][stride] partial sums: p, power, q, spare
   T* smallest;           // [blocks]
@@ -65,7 +66,8 @@ template <class T>
 ClassState<T> take_class_state(Arena& arena, int64_t classes, int64_t blocks, int64_t slots) {
   ClassState<T> s;
   s.stride = round_up(classes, kWidth<T>);
-  for (T** array : {&s.count, &s.shift, &s.factor, &s.p, &s.power, &s.q, &s.largest, &s.prior})
+  for (T** array :
+       {&s.count, &s.shift, &s.factor, &s.p, &s.power, &s.q, &s.largest, &s.inverse_mass, &s.prior})
     *array = arena.take<T>(s.stride);
   s.parts = arena.take<T>(blocks * 4 * s.stride);
   s.smallest = arena.take<T>(blocks);
@@ -97,10 +99,9 @@ void write_history(const Task& task, const ClassState<T>& s, int64_t blocks, T* 
 
 // The iterations of TIM-ADM. `Form` is the dual or the primal form; it provides
 //   softmax_pass(f)  every block with z_i . (w_k - w_K) in block.logits and s.shift set, then f(block, b, slot)
-//   q_pass(f)        every block with p and p^power; f leaves X in block.x, which the form consumes
+//   q_step()         from p and p^power in the blocks and s.factor to the next W
 //   each_block(f)    every block, as softmax_block left its logits
 //   kNeedsLog        whether blocks must be finished (log p in place of l) after every softmax
-//   update()         the new W from X, s.p (B_k) and s.q
 //   before(b)        p of the previous iteration, if params.tol > 0
 // Returns the number of updates made; all blocks are then finished and belong to the last W.
 template <int KT, class T, class Form>
@@ -141,13 +142,10 @@ int64_t iterate(Form& form, const Task& task, const AdmParams& params, const Coe
       gather(1, s.power);
       for (int64_t k = 0; k < K; ++k) s.power[k] *= s.prior[k];
       marginal_factors(K, c, s.power, s.factor);
-      form.q_pass([&](Block<T>& block, int64_t b, int64_t slot) {
-        Sums<T> sums = sums_of(b);
-        if (finish)
-          q_block<0, From::finished>(K, c, s.factor, block, s.accumulators + slot * 2 * K, sums);
-        else
-          q_block<KT, From::softmax>(K, c, s.factor, block, s.accumulators + slot * 2 * K, sums);
-      });
+      if (finish)
+        form.template q_step<0, From::finished>();
+      else
+        form.template q_step<KT, From::softmax>();
     } else {
       // p^power underflows somewhere: the same update with every sum in the log domain.
       form.each_block([&](Block<T>& block, int64_t b) {
@@ -165,14 +163,25 @@ int64_t iterate(Form& form, const Task& task, const AdmParams& params, const Coe
       for (int64_t k = 0; k < K; ++k)
         s.factor[k] =
             c.marginal_power * (s.largest[k] + T(__builtin_log2(double(s.power[k]) * double(s.prior[k]))));
-      form.q_pass([&](Block<T>& block, int64_t b, int64_t slot) {
-        Sums<T> sums = sums_of(b);
-        q_block<0, From::finished_exact>(K, c, s.factor, block, s.accumulators + slot * 2 * K, sums);
-      });
+      form.template q_step<0, From::finished_exact>();
     }
-    gather(2, s.q);
-    form.update();
   }
+}
+
+// sum over Q of q_ik of one block into its place in s.parts.
+template <int KT, From from, class T>
+TIM_INLINE void q_total(const Task& task, const Coefficients<T>& c, ClassState<T>& s, const Block<T>& block,
+                        int64_t b, int64_t slot) {
+  Sums<T> sums{nullptr, nullptr, s.parts + (b * 4 + 2) * s.stride, T(0)};
+  q_total_block<KT, from>(task.classes, c, s.factor, block, s.accumulators + slot * 2 * task.classes, sums);
+}
+
+// s.q = sum over Q of q_ik, and s.inverse_mass = 1 / D_k, D_k = c_S |S_k| + c_Q s.q_k.
+template <class T>
+TIM_INLINE void combine_q(const Task& task, const Coefficients<T>& c, ClassState<T>& s, int64_t blocks) {
+  combine(s.parts + 2 * s.stride, blocks, 4 * s.stride, task.classes, s.q);
+  for (int64_t k = 0; k < task.classes; ++k)
+    s.inverse_mass[k] = T(1) / (c.support * s.count[k] + c.query * s.q[k]);
 }
 
 // Labels of every lane, support first, padding at the end; counts the support samples of each class.

@@ -19,6 +19,7 @@ void distance_softmax_step(const T* features, const T* weights, const StepShape&
              arena.take<T>(kStepRows),
              arena.take<T>(K * kStepRows),
              nullptr,
+             nullptr,
              kStepRows,
              labels,
              (n + kWidth<T> - 1) / kWidth<T>,

@@ -104,11 +104,16 @@ template <class T>
 TIM_INLINE T reduce_add(Vec<T> v) {
   return reduce_add_of<T>(v);
 }
-template <class T>
+template <class T, int s, int... I>
+TIM_INLINE Vec<T> max_with_distance(Vec<T> v, std::integer_sequence<int, I...>) {
+  return vmax(v, (Vec<T>)__builtin_shufflevector(v, v, (I ^ s)...));
+}
+template <class T, int s = kWidth<T> / 2>
 TIM_INLINE T reduce_max(Vec<T> v) {
-  T m = v[0];
-  for (int i = 1; i < kWidth<T>; ++i) m = v[i] > m ? v[i] : m;
-  return m;
+  if constexpr (s == 0)
+    return v[0];
+  else
+    return reduce_max<T, s / 2>(max_with_distance<T, s>(v, std::make_integer_sequence<int, kWidth<T>>{}));
 }
 
 constexpr double kLn2 = 0.693147180559945309417, kLog2e = 1.44269504088896340736;
