@@ -30,12 +30,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a CUDA device")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+
+
 def pytest_sessionstart() -> None:
     """One thread unless a test asks for more: on a busy machine plain torch waits for its threads."""
     torch.set_num_threads(1)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--slow"):
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
     reason = _native.cuda_failure or (None if torch.cuda.is_available() else "no CUDA device")
     for item in items:
         if reason and item.get_closest_marker("gpu"):

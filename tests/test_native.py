@@ -66,8 +66,9 @@ def test_an_old_torch_is_named(version, monkeypatch):
 def test_a_failure_is_raised_by_the_solver(monkeypatch):
     monkeypatch.setattr(_native, "cpu_failure", "the sentence")
     task = make_task(0)
-    with pytest.raises(ImportError, match=r"^the sentence$"):
-        tim_ext.adm(task.features, task.labels)
+    for solve in (tim_ext.adm, tim_ext.gd):
+        with pytest.raises(ImportError, match=r"^the sentence$"):
+            solve(task.features, task.labels)
 
 
 def test_cuda_features_without_cuda_kernels(monkeypatch):
@@ -87,7 +88,9 @@ CAPABILITY = """
 import sys, torch, tim_ext
 print(torch.ops.tim_ext.cpu_capability())
 features, labels = torch.load(sys.argv[1])
-torch.save([tim_ext.adm(features, labels, solver=solver).probs for solver in ("dual", "primal")], sys.argv[2])
+probs = [tim_ext.adm(features, labels, solver=solver).probs for solver in ("dual", "primal")]
+probs += [tim_ext.gd(features, labels, entropy_order=order).probs for order in (1.0, 2.0)]
+torch.save(probs, sys.argv[2])
 """
 
 
@@ -102,6 +105,10 @@ def test_a_lower_capability_agrees(capability, tmp_path, run_python):
     ended = run_python("-c", CAPABILITY, *files, TIM_EXT_CPU_CAPABILITY=capability)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.strip() == capability
-    for solver, probs in zip(("dual", "primal"), torch.load(tmp_path / "result"), strict=True):
+    dual, primal, shannon, tsallis = torch.load(tmp_path / "result")
+    for solver, probs in (("dual", dual), ("primal", primal)):
         expected = tim_ext.adm(task.features, task.labels, solver=solver).probs
         torch.testing.assert_close(probs, expected, rtol=0, atol=1e-9)
+    for order, probs in ((1.0, shannon), (2.0, tsallis)):
+        expected = tim_ext.gd(task.features, task.labels, entropy_order=order).probs
+        torch.testing.assert_close(probs, expected, rtol=0, atol=1e-8)

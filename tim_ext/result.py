@@ -30,13 +30,13 @@ class History(_ShortRepr):
     """
 
     cross_entropy: Tensor  # CE on the support set, mean over its samples
-    marginal_entropy: Tensor  # H(phat) on the query set
+    marginal_entropy: Tensor  # M on the query set: H(phat), or log K - KL(phat || prior) with a class prior
     conditional_entropy: Tensor  # H(Y|X) on the query set
-    loss: Tensor  # lam * CE - m * H(phat) + alpha * H(Y|X)
+    loss: Tensor  # lam * CE - m * M + alpha * H(Y|X)
 
     @property
     def mutual_information(self) -> Tensor:
-        """I(X; Y) = H(phat) - H(Y|X)."""
+        """I(X; Y) = H(phat) - H(Y|X), if there is no class prior and the entropies are Shannon's."""
         return self.marginal_entropy - self.conditional_entropy
 
 

@@ -95,9 +95,9 @@ template <class T>
 TIM_INLINE Vec<T> vsqrt(Vec<T> x) {
 #if defined(__x86_64__)
   if constexpr (sizeof(T) == 4)
-    return (Vec<T>)TIM_X86(sqrt, ps)(TIM_MASK x);
+    return (Vec<T>)TIM_X86(sqrt, ps)(TIM_MASK(ps) x);
   else
-    return (Vec<T>)TIM_X86(sqrt, pd)(TIM_MASK x);
+    return (Vec<T>)TIM_X86(sqrt, pd)(TIM_MASK(pd) x);
 #else
   for (int l = 0; l < kWidth<T>; ++l) x[l] = __builtin_sqrt(x[l]);
   return x;
@@ -141,7 +141,7 @@ class Gd : public PrimalPasses<T> {
     const int64_t K = this->task_.classes, d = this->task_.dim, pitch = this->pitch_;
     for (int64_t k = 0; k < K; ++k)
       for (int64_t j = 0; j < pitch; ++j) this->weights_[k * pitch + j] = j < d ? weights[k * d + j] : T(0);
-    this->update_weights([](int64_t, int64_t, Vec<T> w, Vec<T>) { return w; });
+    this->keep_weights();
     probabilities<0>(true);
     terms(terms_out);
     gradient<0>();

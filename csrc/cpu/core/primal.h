@@ -59,7 +59,7 @@ class PrimalPasses {
       const T share = scale_[i] / state.count[task_.labels[i]];
       for (int64_t j = 0; j < task_.dim; ++j) w[j] += share * x[j];
     }
-    update_weights([](int64_t, int64_t, Vec<T> w, Vec<T>) { return w; });
+    keep_weights();
   }
 
   template <class F>
@@ -129,6 +129,12 @@ class PrimalPasses {
       for (int64_t piece = 0; piece < pieces_; ++piece) sum += double(shift_parts_[piece * K + k]);
       state.shift[k] = T(double(c_.tau) / 2 * sum);
     }
+  }
+
+  // Only the differences and shifts of W as it is.
+  void keep_weights() {
+    const Vec<T> zero = Vec<T>{};  // captured: a lambda without captures loses the instruction set in GCC 12
+    update_weights([=](int64_t, int64_t, Vec<T> w, Vec<T>) { return w + zero; });
   }
 
   void finish(const TaskOutputs<T>& out) {

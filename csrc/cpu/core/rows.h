@@ -12,21 +12,22 @@ template <class T>
 TIM_INLINE Vec<T> load_row(const T* p) {
   return load(p);
 }
-typedef uint16_t HalfBits __attribute__((vector_size(TIM_VEC_BYTES / 2)));
 typedef uint16_t HalfBitsUnaligned __attribute__((vector_size(TIM_VEC_BYTES / 2), aligned(2), may_alias));
 template <class T>
+TIM_INLINE UVec<T> load_half_bits(const void* p) {
+  return __builtin_convertvector(*static_cast<const HalfBitsUnaligned*>(p), UVec<T>);
+}
+template <class T>
 TIM_INLINE Vec<T> load_row(const BFloat16* p) {
-  HalfBits h = *reinterpret_cast<const HalfBitsUnaligned*>(p);
-  return (Vec<T>)(__builtin_convertvector(h, IVec<T>) << 16);
+  return (Vec<T>)(load_half_bits<T>(p) << 16);
 }
 template <class T>
 TIM_INLINE Vec<T> load_row(const Half* p) {
   // Shift exponent and mantissa into place and rescale by 2^(127 - 15); Inf and NaN keep their exponent.
-  IVec<T> h = __builtin_convertvector(*reinterpret_cast<const HalfBitsUnaligned*>(p), IVec<T>);
-  IVec<T> magnitude = (h & 0x7fff) << 13;
-  Vec<T> value = (Vec<T>)magnitude * 0x1p112f;
-  IVec<T> special = (h & 0x7c00) == 0x7c00;
-  return (Vec<T>)((IVec<T>)value | (special & 0x7f800000) | ((h & 0x8000) << 16));
+  const UVec<T> h = load_half_bits<T>(p);
+  const Vec<T> value = (Vec<T>)((h & 0x7fffu) << 13) * 0x1p112f;
+  const UVec<T> special = (UVec<T>)((h & 0x7c00u) == 0x7c00u);
+  return (Vec<T>)((UVec<T>)value | (special & 0x7f800000u) | ((h & 0x8000u) << 16));
 }
 
 // Like load_row for the last `n` < width elements of a row; the other lanes are 0.

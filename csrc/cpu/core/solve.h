@@ -212,11 +212,11 @@ void write_results(const Task& task, const TaskOutputs<T>& out, const Block<T>& 
   }
 }
 
-// Rows per block where feature rows are read in blocks: up to 512 KB of them, so that they stay in L2.
+// Rows per block where feature rows are read in blocks: up to 384 KB of them, so that they stay in L2.
 template <class T>
 int64_t rows_per_block(const Task& task) {
   int64_t rows = 256;
-  while (rows > 2 * kWidth<T> && rows * task.dim * int64_t(sizeof(T)) > 512 * 1024) rows /= 2;
+  while (rows > 2 * kWidth<T> && rows * task.dim * int64_t(sizeof(T)) > 384 * 1024) rows /= 2;
   return rows;
 }
 

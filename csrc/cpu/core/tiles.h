@@ -84,13 +84,19 @@ void dot_rows(const T* const* x, const T* scale, int64_t n, const T* v, int64_t 
           }
         }
 #pragma GCC unroll 8
-        for (int r = 0; r < NR; ++r)
-#pragma GCC unroll 8
-          for (int s = 0; s < NS; ++s) {
-            T sum = reduce_add<T>(acc[r][s]);
-            for (int64_t c = whole; c < dim; ++c) sum += x[i0 + s][c] * v[(k0 + r) * v_ld + c];
-            out[(k0 + r) * ld + i0 + s] = sum * scale[i0 + s];
+        for (int s = 0; s < NS; ++s) {
+          T sum[NR];
+          if constexpr (NR == 4 && W >= 4) {
+            const Vec<T> sums = reduce_add4<T>(acc[0][s], acc[1][s], acc[2][s], acc[3][s]);
+            for (int r = 0; r < NR; ++r) sum[r] = sums[r];
+          } else {
+            for (int r = 0; r < NR; ++r) sum[r] = reduce_add<T>(acc[r][s]);
           }
+          for (int r = 0; r < NR; ++r) {
+            for (int64_t c = whole; c < dim; ++c) sum[r] += x[i0 + s][c] * v[(k0 + r) * v_ld + c];
+            out[(k0 + r) * ld + i0 + s] = sum[r] * scale[i0 + s];
+          }
+        }
       });
     }
   });

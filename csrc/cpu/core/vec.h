@@ -11,6 +11,7 @@ struct Simd<float> {
   typedef float V __attribute__((vector_size(TIM_VEC_BYTES)));
   typedef float Unaligned __attribute__((vector_size(TIM_VEC_BYTES), aligned(4), may_alias));
   typedef int32_t I __attribute__((vector_size(TIM_VEC_BYTES)));
+  typedef uint32_t U __attribute__((vector_size(TIM_VEC_BYTES)));  // for bits: wraps around without complaint
   typedef int32_t Int;
   static constexpr int width = TIM_VEC_BYTES / 4;
   static constexpr int mantissa_bits = 23;
@@ -24,6 +25,7 @@ struct Simd<double> {
   typedef double V __attribute__((vector_size(TIM_VEC_BYTES)));
   typedef double Unaligned __attribute__((vector_size(TIM_VEC_BYTES), aligned(8), may_alias));
   typedef int64_t I __attribute__((vector_size(TIM_VEC_BYTES)));
+  typedef uint64_t U __attribute__((vector_size(TIM_VEC_BYTES)));
   typedef int64_t Int;
   static constexpr int width = TIM_VEC_BYTES / 8;
   static constexpr int mantissa_bits = 52;
@@ -36,6 +38,8 @@ template <class T>
 using Vec = typename Simd<T>::V;
 template <class T>
 using IVec = typename Simd<T>::I;
+template <class T>
+using UVec = typename Simd<T>::U;
 template <class T>
 constexpr int kWidth = Simd<T>::width;
 
@@ -55,21 +59,27 @@ TIM_INLINE Vec<T> splat(T x) {
 #if defined(__x86_64__)
 #if TIM_VEC_BYTES == 64
 #define TIM_X86(name, type) _mm512_maskz_##name##_##type
-#define TIM_MASK __mmask16(-1),  // the unmasked form draws false warnings from GCC 12
+#define TIM_MASK(type) TIM_MASK_##type,  // the unmasked form draws false warnings from GCC 12
+#define TIM_MASK_ps __mmask16(-1)
+#define TIM_MASK_pd __mmask8(-1)
 #elif TIM_VEC_BYTES == 32
 #define TIM_X86(name, type) _mm256_##name##_##type
-#define TIM_MASK
+#define TIM_MASK(type)
 #else
 #define TIM_X86(name, type) _mm_##name##_##type
-#define TIM_MASK
+#define TIM_MASK(type)
 #endif
-TIM_INLINE Vec<float> vmax(Vec<float> a, Vec<float> b) { return (Vec<float>)TIM_X86(max, ps)(TIM_MASK a, b); }
-TIM_INLINE Vec<float> vmin(Vec<float> a, Vec<float> b) { return (Vec<float>)TIM_X86(min, ps)(TIM_MASK a, b); }
+TIM_INLINE Vec<float> vmax(Vec<float> a, Vec<float> b) {
+  return (Vec<float>)TIM_X86(max, ps)(TIM_MASK(ps) a, b);
+}
+TIM_INLINE Vec<float> vmin(Vec<float> a, Vec<float> b) {
+  return (Vec<float>)TIM_X86(min, ps)(TIM_MASK(ps) a, b);
+}
 TIM_INLINE Vec<double> vmax(Vec<double> a, Vec<double> b) {
-  return (Vec<double>)TIM_X86(max, pd)(TIM_MASK a, b);
+  return (Vec<double>)TIM_X86(max, pd)(TIM_MASK(pd) a, b);
 }
 TIM_INLINE Vec<double> vmin(Vec<double> a, Vec<double> b) {
-  return (Vec<double>)TIM_X86(min, pd)(TIM_MASK a, b);
+  return (Vec<double>)TIM_X86(min, pd)(TIM_MASK(pd) a, b);
 }
 #else
 template <class V>
@@ -104,6 +114,29 @@ template <class T>
 TIM_INLINE T reduce_add(Vec<T> v) {
   return reduce_add_of<T>(v);
 }
+// The sums of four vectors in the first four lanes, each added in the order of reduce_add.
+// fold<h>(a, b): groups of 2h lanes become groups of h lanes, those of a before those of b.
+template <class T, int h, int... I>
+TIM_INLINE Vec<T> fold(Vec<T> a, Vec<T> b, std::integer_sequence<int, I...>) {
+  constexpr int w = kWidth<T>, groups = w / (2 * h);
+  return __builtin_shufflevector(a, b, (I / h / groups * w + I / h % groups * 2 * h + I % h)...) +
+         __builtin_shufflevector(a, b, (I / h / groups * w + I / h % groups * 2 * h + I % h + h)...);
+}
+template <class T, int h>
+TIM_INLINE Vec<T> fold_rest(Vec<T> v) {
+  if constexpr (h == 0)
+    return v;
+  else
+    return fold_rest<T, h / 2>(fold<T, h>(v, v, std::make_integer_sequence<int, kWidth<T>>{}));
+}
+template <class T>
+TIM_INLINE Vec<T> reduce_add4(Vec<T> a, Vec<T> b, Vec<T> c, Vec<T> d) {
+  constexpr int w = kWidth<T>;
+  static_assert(w >= 4);
+  constexpr std::make_integer_sequence<int, w> lanes{};
+  return fold_rest<T, w / 8>(fold<T, w / 4>(fold<T, w / 2>(a, b, lanes), fold<T, w / 2>(c, d, lanes), lanes));
+}
+
 template <class T, int s, int... I>
 TIM_INLINE Vec<T> max_with_distance(Vec<T> v, std::integer_sequence<int, I...>) {
   return vmax(v, (Vec<T>)__builtin_shufflevector(v, v, (I ^ s)...));
@@ -153,7 +186,7 @@ TIM_INLINE Vec<T> vexp2(Vec<T> x) {
     y = y * f + T(a);
     y = y * f + T(1);
   }
-  return (Vec<T>)((IVec<T>)y + ((IVec<T>)t << S::mantissa_bits));
+  return (Vec<T>)((UVec<T>)y + ((UVec<T>)t << S::mantissa_bits));
 }
 
 // log2(x) for normal x > 0. x = 2^e m with m in [2/3, 4/3), s = (m - 1) / (m + 1),
@@ -161,11 +194,11 @@ TIM_INLINE Vec<T> vexp2(Vec<T> x) {
 template <class T>
 TIM_INLINE Vec<T> vlog2(Vec<T> x) {
   using S = Simd<T>;
-  using Int = typename S::Int;
-  constexpr Int two_thirds = sizeof(T) == 4 ? Int(0x3f2aaaab) : Int(0x3fe5555555555555);
-  const IVec<T> bits = (IVec<T>)x - two_thirds;
-  const IVec<T> e = bits >> S::mantissa_bits;
-  const Vec<T> m = (Vec<T>)((bits & ((Int(1) << S::mantissa_bits) - 1)) + two_thirds);
+  using Bits = std::make_unsigned_t<typename S::Int>;
+  constexpr Bits two_thirds = sizeof(T) == 4 ? Bits(0x3f2aaaab) : Bits(0x3fe5555555555555);
+  const UVec<T> bits = (UVec<T>)x - two_thirds;
+  const IVec<T> e = (IVec<T>)bits >> S::mantissa_bits;
+  const Vec<T> m = (Vec<T>)((bits & ((Bits(1) << S::mantissa_bits) - 1)) + two_thirds);
   const Vec<T> s = (m - T(1)) / (m + T(1)), s2 = s * s;
   constexpr int terms = sizeof(T) == 4 ? 5 : 12;  // |s| <= 0.2: the rest is below rounding
   Vec<T> sum = splat<T>(T(2 * kLog2e / (2 * terms + 1)));

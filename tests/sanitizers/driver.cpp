@@ -1,0 +1,137 @@
+// Runs the torch-free core on random tasks, for AddressSanitizer and UndefinedBehaviorSanitizer; every buffer has
+// exactly the size that the contract names. Also compares the dual form with the primal one in float64.
+// Usage: driver SEED TASKS
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "cpu/core/core.h"
+
+using namespace tim_ext;
+
+namespace {
+
+void run_on_threads(int64_t n, void (*body)(void*, int64_t), void* context) {
+  std::vector<std::thread> threads;
+  for (int64_t i = 0; i < n; ++i) threads.emplace_back(body, context, i);
+  for (auto& thread : threads) thread.join();
+}
+
+struct Result {
+  std::vector<char> probs, weights, history;
+  std::vector<int64_t> predictions, iterations, status;
+
+  Result(int64_t real, int64_t samples, int64_t entries, int64_t classes, int64_t dim, int64_t tasks,
+         int64_t rounds)
+      : probs(size_t(real * entries)),
+        weights(size_t(real * classes * dim)),
+        history(size_t(real * tasks * (rounds + 1) * 3)),
+        predictions(static_cast<size_t>(samples)),
+        iterations(static_cast<size_t>(tasks)),
+        status(static_cast<size_t>(tasks * 3)) {}
+  Outputs outputs() {
+    return {probs.data(),      predictions.data(), weights.data(),
+            iterations.data(), history.data(),     status.data()};
+  }
+};
+
+int fail(const char* what, int seed) {
+  std::fprintf(stderr, "%s (seed %d)\n", what, seed);
+  return 1;
+}
+
+int run(int seed) {
+  std::mt19937 random(static_cast<unsigned>(seed));
+  auto pick = [&](int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(random);
+  };
+  auto noise = [&] { return std::normal_distribution<double>()(random); };
+  const int64_t tasks = pick(1, 3), dim = pick(1, pick(0, 3) ? 70 : 700);
+  const Dtype dtype = static_cast<Dtype>(pick(0, 3));
+  const int64_t real = dtype == Dtype::f64 ? 8 : 4, item = dtype == Dtype::f64   ? 8
+                                                           : dtype == Dtype::f32 ? 4
+                                                                                 : 2;
+
+  std::vector<int64_t> labels, truth, offsets{0}, classes;
+  int64_t entries = 0, all_classes = 0;
+  for (int64_t t = 0; t < tasks; ++t) {
+    const int64_t K = pick(1, pick(0, 2) ? 7 : 40), queries = pick(0, pick(0, 5) ? 60 : 700);
+    for (int64_t k = 0; k < K; ++k)
+      for (int64_t shots = pick(1, 4); shots > 0; --shots) labels.push_back(k);
+    for (int64_t i = 0; i < queries; ++i) labels.push_back(pick(0, 9) ? kQuery : kPadding);
+    std::shuffle(labels.begin() + offsets.back(), labels.end(), random);
+    entries += (int64_t(labels.size()) - offsets.back()) * K;
+    all_classes += K;
+    classes.push_back(K);
+    offsets.push_back(int64_t(labels.size()));
+  }
+  const int64_t samples = int64_t(labels.size());
+  std::vector<char> features(size_t(samples * dim * item));
+  for (int64_t i = 0; i < samples; ++i) {
+    const bool zero = pick(0, 30) == 0;
+    const double size = pick(0, 40) ? 1 : 1e25;
+    for (int64_t c = 0; c < dim; ++c) {
+      const double value = zero ? 0 : noise() * size;
+      const size_t at = size_t(i * dim + c);
+      if (dtype == Dtype::f64) reinterpret_cast<double*>(features.data())[at] = value;
+      if (dtype == Dtype::f32) reinterpret_cast<float*>(features.data())[at] = float(value);
+      if (item == 2) reinterpret_cast<uint16_t*>(features.data())[at] = uint16_t(pick(0, 0x3bff));  // finite
+    }
+  }
+  std::vector<int64_t> rows(labels.size());
+  for (auto& row : rows) row = pick(0, samples - 1);
+  std::vector<double> prior(static_cast<size_t>(all_classes));
+  size_t at = 0;
+  for (int64_t K : classes)
+    for (int64_t k = 0; k < K; ++k) prior[at++] = 1.0 / double(K);
+  const Batch batch = {dtype,
+                       features.data(),
+                       samples,
+                       dim,
+                       pick(0, 1) ? rows.data() : nullptr,
+                       labels.data(),
+                       offsets.data(),
+                       classes.data(),
+                       pick(0, 1) ? prior.data() : nullptr,
+                       tasks};
+
+  const int64_t rounds = pick(0, 6);
+  const Team team = pick(0, 1) ? Team{2, run_on_threads} : Team{1, nullptr};
+  const double temperature = pick(0, 4) ? 15 : std::pow(10.0, double(pick(-6, 6)));
+  std::vector<Result> results;
+  for (Solver solver : {Solver::dual, Solver::primal}) {
+    const AdmParams params = {
+        0.1, 0.1, pick(0, 3) ? 1.0 : 0.01, temperature, 1, rounds, pick(0, 1) ? 0 : 1e-3, true, solver};
+    results.emplace_back(real, samples, entries, all_classes, dim, tasks, rounds);
+    adm_solve(batch, params, results.back().outputs(), team);
+    for (int64_t t = 0; t < tasks; ++t)
+      if (results.back().status[size_t(3 * t)] != 0) return fail("a task was refused", seed);
+  }
+  const GdParams gd = {0.1,   0.1,  temperature, 1,   pick(0, 1) ? 1.0 : 2.0, rounds, 1e-3, 0.9,
+                       0.999, 1e-8, 0,           true};
+  results.emplace_back(real, samples, entries, all_classes, dim, tasks, rounds);
+  gd_solve(batch, gd, results.back().outputs(), team);
+  std::vector<char> gradient(results[0].weights.size()), terms(size_t(real * tasks * 3));
+  gd_gradient(batch, gd, results[0].weights.data(), gradient.data(), terms.data(), results[0].status.data(),
+              team);
+  for (const Result& result : results)
+    for (size_t i = 0; i < result.probs.size() / size_t(real); ++i) {
+      const double p = real == 8 ? reinterpret_cast<const double*>(result.probs.data())[i]
+                                 : double(reinterpret_cast<const float*>(result.probs.data())[i]);
+      if (!(p >= 0 && p <= 1.001)) return fail("a probability is not in [0, 1]", seed);
+    }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int first = argc > 1 ? std::atoi(argv[1]) : 0, count = argc > 2 ? std::atoi(argv[2]) : 100;
+  for (int seed = first; seed < first + count; ++seed)
+    if (run(seed)) return 1;
+  std::printf("%d batches on %s\n", count, cpu_capability());
+}
