@@ -1,7 +1,7 @@
-"""What a user would write instead of tim_ext.adm: TIM-ADM in plain torch, batched over tasks.
+"""What a user would write instead of tim_ext.adm and tim_ext.gd: plain torch, batched over tasks.
 
 All take features [T, N, d] whose first `support` samples are labelled, and return predictions [T, N].
-They are written with care: constant terms outside the loop, logits once per iteration, no autograd.
+They are written with care: constant terms outside the loop, logits once per iteration.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-LAM, ALPHA, BETA, TAU, ITERATIONS = 0.1, 0.1, 1.0, 15.0, 150
+LAM, ALPHA, BETA, TAU = 0.1, 0.1, 1.0, 15.0
 
 
 @torch.no_grad()
-def torch_loop(features: Tensor, labels: Tensor, support: int, iterations: int = ITERATIONS) -> Tensor:
+def torch_loop(features: Tensor, labels: Tensor, support: int, iterations: int = 150) -> Tensor:
     """The equations of the paper (DESIGN 2.1) one by one."""
     z = normalize(features, dim=-1)
     z_s, z_q = z[:, :support], z[:, support:]
@@ -35,8 +35,8 @@ def torch_loop(features: Tensor, labels: Tensor, support: int, iterations: int =
 
 
 @torch.no_grad()
-def torch_regrouped_loop(features: Tensor, labels: Tensor, support: int, iterations: int = ITERATIONS) -> Tensor:
-    """The same with all samples in one product, X = c (y or q - p): the best plain torch in the primal form."""
+def torch_regrouped_loop(features: Tensor, labels: Tensor, support: int, iterations: int = 150) -> Tensor:
+    """The same with all samples in one product, X = c (y or q - p): the best plain torch with explicit W."""
     z = normalize(features, dim=-1)
     y = one_hot(labels[:, :support]).to(z.dtype)
     c_s, c_q = LAM / (BETA + ALPHA), support / (z.shape[1] - support)
@@ -56,7 +56,7 @@ def torch_regrouped_loop(features: Tensor, labels: Tensor, support: int, iterati
 
 
 @torch.no_grad()
-def torch_gram_loop(features: Tensor, labels: Tensor, support: int, iterations: int = ITERATIONS) -> Tensor:
+def torch_gram_loop(features: Tensor, labels: Tensor, support: int, iterations: int = 150) -> Tensor:
     """The same iterates in the Gram domain, to tell the algorithm's gain from the implementation's."""
     z = normalize(features, dim=-1)
     G = z @ z.mT
@@ -87,3 +87,23 @@ def nearest_prototype(features: Tensor, labels: Tensor, support: int) -> Tensor:
     y = one_hot(labels[:, :support]).to(z.dtype)
     W = y.mT @ z[:, :support] / y.sum(1)[..., None]
     return (z @ W.mT - 0.5 * (W * W).sum(-1)[:, None]).argmax(-1)
+
+
+def torch_gd_loop(features: Tensor, labels: Tensor, support: int, iterations: int = 1000) -> Tensor:
+    """TIM-GD with autograd and torch.optim.Adam; tasks share one optimiser, which acts per coordinate."""
+    z = normalize(features, dim=-1)
+    y = one_hot(labels[:, :support]).to(z.dtype)
+    W = (y.mT @ z[:, :support] / y.sum(1)[..., None]).requires_grad_()
+    optimiser = torch.optim.Adam([W], lr=1e-4)
+    for _ in range(iterations):
+        log_p = (TAU * (z @ W.mT - 0.5 * (W * W).sum(-1)[:, None])).log_softmax(-1)
+        log_q = log_p[:, support:]
+        q = log_q.exp()
+        cross = -(y * log_p[:, :support]).sum(-1).mean(1)
+        marginal = -torch.special.xlogy(q.mean(1), q.mean(1)).sum(-1)
+        conditional = -(q * log_q).sum(-1).mean(1)
+        optimiser.zero_grad()
+        (LAM * cross - marginal + ALPHA * conditional).sum().backward()
+        optimiser.step()
+    with torch.no_grad():
+        return (z @ W.mT - 0.5 * (W * W).sum(-1)[:, None]).argmax(-1)

@@ -10,7 +10,7 @@ import torch
 
 
 def interleaved(candidates: Mapping[str, Callable[[], object]], seconds: float = 10.0) -> dict[str, float]:
-    """Median seconds per call of each candidate. Fast candidates are called more often per turn."""
+    """Median seconds per call of each candidate, from at least 3 turns. Fast ones get more calls a turn."""
     calls, times = {}, {name: [] for name in candidates}
     for name, call in candidates.items():
         call()  # warm up
@@ -18,7 +18,7 @@ def interleaved(candidates: Mapping[str, Callable[[], object]], seconds: float =
         call()
         calls[name] = max(1, min(50, round(0.05 / (time.perf_counter() - begin))))
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or min(map(len, times.values())) < 5:
+    while time.perf_counter() < end or min(map(len, times.values())) < 3:
         for name, call in candidates.items():
             for _ in range(calls[name]):
                 begin = time.perf_counter()
@@ -35,3 +35,8 @@ def peak(dtype: torch.dtype = torch.float32) -> float:
 def adm_multiply_adds(tasks: int, samples: int, dim: int, ways: int, iterations: int = 150) -> float:
     """What the dual form is charged with: half a Gram matrix and one N x N x K product per iteration."""
     return tasks * (samples**2 * dim / 2 + iterations * samples**2 * ways)
+
+
+def gd_multiply_adds(tasks: int, samples: int, dim: int, ways: int, iterations: int = 1000) -> float:
+    """Two N x d x K products per iteration."""
+    return tasks * iterations * 2 * samples * dim * ways

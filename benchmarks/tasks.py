@@ -6,7 +6,12 @@ import torch
 
 
 def make_tasks(
-    tasks: int, ways: int = 5, shots: int = 5, queries: int = 15, dim: int = 640, dtype: torch.dtype = torch.float32
+    tasks: int,
+    ways: int = 5,
+    shots: int = 5,
+    queries: int = 15,
+    dim: int = 640,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Features [T, N, d] of noisy clusters, and labels [T, N]: support samples first, -1 for queries."""
     generator = torch.Generator().manual_seed(0)

@@ -46,7 +46,8 @@ def test_adm(timed, shape, method):
 def test_solver(timed, queries, solver):
     """Where the dual form ends and the primal one begins: one task, d = 256."""
     features, labels = make_tasks(1, 5, 5, queries, 256)
-    timed(f"{5 * (5 + queries)} samples, d = 256", solver, lambda: tim_ext.adm(features, labels, solver=solver))
+    samples = features.shape[1]
+    timed(f"{samples} samples, d = 256", solver, lambda: tim_ext.adm(features, labels, solver=solver))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])

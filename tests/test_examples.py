@@ -1,10 +1,20 @@
-"""The worked example of the README runs and shows what the README says it shows."""
+"""The worked examples run and show what the documents say they show."""
 
+from __future__ import annotations
+
+import importlib.util
 import re
+import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from make_tasks import class_means
 
 from tim_ext.examples import digits
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_digits(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,3 +24,58 @@ def test_digits(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     assert "3 draws, 5 labels per class, 1747 unlabelled images" in printed
     prototype, tim = (float(percent) for percent in re.findall(r"([\d.]+) % right", printed))
     assert tim > prototype + 3
+
+
+@pytest.mark.parametrize("page", ["docs/gd.md", "README.md"])
+def test_the_python_of_a_page_runs(page: str) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert blocks
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, page, "exec"), names)
+    if page == "docs/gd.md":
+        assert names["loss"].item() < -1.5  # log 5 is 1.609
+
+
+def real_features():
+    """benchmarks/real_features.py; it lies outside the package."""
+    spec = importlib.util.spec_from_file_location("real_features", ROOT / "benchmarks/real_features.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_real_features(tmp_path, capsys, monkeypatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    classes = torch.arange(8 * 25) % 8
+    noise = torch.randn(len(classes), 16, generator=generator, dtype=torch.float64)
+    features = class_means(8, 16, generator)[classes] + 0.25 * noise
+    np.savez(tmp_path / "some.npz", features=features.half().numpy(), labels=classes.short().numpy())
+    options = ["--tasks", "6", "--iterations", "50", "--reference", "2"]
+    monkeypatch.setattr(sys, "argv", ["real_features", str(tmp_path / "some.npz"), *options])
+    real_features().main()
+    printed = capsys.readouterr().out
+    assert "some.npz: 200 samples, 8 classes, d = 16" in printed
+    assert len(re.findall(r"5-way [15]-shot, 15 queries per class, 6 tasks", printed)) == 2
+    for name in ("nearest prototype", "TIM-ADM", "TIM-GD", "reference, 2 tasks"):
+        assert len(re.findall(rf"{name} +[\d.]+ % \+- [\d.]+", printed)) == 2
+    assert printed.count("0.000 points from the reference") == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "is not there: give the path of an .npz file"),
+        ({"x": np.zeros(3)}, "expected the keys features and labels, got x"),
+        (
+            {"features": np.zeros((9, 2)), "labels": np.zeros(9)},
+            "expected 5 classes of 16 samples or more, got 0",
+        ),
+    ],
+)
+def test_real_features_says_what_is_missing(tmp_path, monkeypatch, content, message) -> None:
+    if content is not None:
+        np.savez(tmp_path / "some.npz", **content)
+    monkeypatch.setattr(sys, "argv", ["real_features", str(tmp_path / "some.npz")])
+    with pytest.raises(SystemExit, match=re.escape(message)):
+        real_features().main()

@@ -360,6 +360,11 @@ def test_modes_of_the_caller_do_not_matter():
         with mode():
             result = tim_ext.finetune(encoder, IMAGES[0] + 0, LABELS[0] + 0, iterations=3)
             assert torch.equal(result.probs, expected.probs)
+    with torch.autocast("cpu", torch.bfloat16):
+        result = tim_ext.finetune(encoder, IMAGES[0], LABELS[0], iterations=3)
+    assert result.probs.dtype == result.weights.dtype == torch.float32
+    torch.testing.assert_close(result.probs, expected.probs, rtol=0, atol=0.05)
+    assert not torch.equal(result.probs, expected.probs)
 
 
 def test_other_kinds_of_encoders():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FLAGS = "-std=c++17 -g1 -O1 -fno-math-errno -fno-trapping-math -fno-sanitize-recover=all".split()
+FLAGS = ["-std=c++17", "-g1", "-O1", "-fno-math-errno", "-fno-trapping-math", "-fno-sanitize-recover=all"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer"]
 
 pytestmark = [
@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 
-def build(folder: Path, defines: list[str] = []) -> Path:
+def build(folder: Path) -> Path:
     sources = [ROOT / "tests/sanitizers/driver.cpp", *(ROOT / "csrc/cpu/core").glob("*.cpp")]
 
     def compile_one(source: Path) -> str:
@@ -29,7 +29,6 @@ def build(folder: Path, defines: list[str] = []) -> Path:
             "g++",
             *FLAGS,
             *SANITIZERS,
-            *defines,
             f"-I{ROOT / 'csrc'}",
             "-c",
             str(source),

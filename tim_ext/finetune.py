@@ -142,6 +142,7 @@ class _Task(NamedTuple):
     ) -> reference.Solution:
         support, query = labels >= 0, labels == QUERY
         planned = params.iterations if query.any() else 0
+        full_precision = torch.autocast(self.device.type, enabled=False)  # autocast is for the encoder
 
         def prepared(z: Tensor, iteration: int) -> Tensor:
             self._check_finite(z, f" after {iteration} iterations with lr={params.lr}" if iteration else "")
@@ -150,7 +151,7 @@ class _Task(NamedTuple):
 
         def evaluate(z: Tensor) -> tuple[Tensor, Tensor]:
             """log p [N, K] and the loss terms [3] at W and the features z."""
-            with torch.autocast(self.device.type, enabled=False):
+            with full_precision:
                 log_p = reference.log_distance_softmax(z, w, params.temperature)
                 return log_p, reference.loss_terms(log_p, y, support, query, prior, params.entropy_order)
 
@@ -164,7 +165,8 @@ class _Task(NamedTuple):
         z = prepared(self.features(), 0)
         y = reference.one_hot_rows(labels, count).to(z)
         prior = None if prior is None else prior.to(z)
-        w = reference.prototypes(z, y).requires_grad_()
+        with full_precision:
+            w = reference.prototypes(z, y).requires_grad_()
         terms = z.new_full((params.iterations + 1, 3), torch.nan)
         log_p, now = evaluate(z)
         terms[0] = now.detach()

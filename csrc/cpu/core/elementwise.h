@@ -329,9 +329,10 @@ TIM_INLINE T change_block(int64_t classes, Block<T> b, T* before) {
   return reduce_max<T>(largest);
 }
 
-// factor_k = s_k^-e for the q-update, unless exact; s and factor hold K values padded to whole vectors.
+// factor_k = (s_k / (K prior_k))^-e for the q-update, unless exact; arrays hold K values padded to whole vectors.
 template <class T>
-TIM_INLINE void marginal_factors(int64_t classes, Coefficients<T> c, const T* s, T* factor) {
+TIM_INLINE void marginal_factors(int64_t classes, Coefficients<T> c, const T* s, const T* log_prior,
+                                 T* factor) {
   for (int64_t k = 0; k < classes; k += kWidth<T>)
-    store(factor + k, vexp2<T>(vlog2<T>(load(s + k)) * -c.marginal_power));
+    store(factor + k, vexp2<T>((vlog2<T>(load(s + k)) + load(log_prior + k)) * -c.marginal_power));
 }

@@ -181,8 +181,9 @@ class Gd : public PrimalPasses<T> {
 
   // log_a(phat_k / (K prior_k)); phat is never 0: exp2 stops at the smallest normal number.
   double log_marginal(int64_t k) const {
-    const double share = double(this->state.p[k]) / double(this->task_.query) * this->state.prior[k];
-    const double log_share = __builtin_log(share), order = params_.entropy_order;
+    const double share = double(this->state.p[k]) / double(this->task_.query);
+    const double log_share = __builtin_log(share) + kLn2 * double(this->state.log_prior[k]);
+    const double order = params_.entropy_order;
     return order == 1 ? log_share : __builtin_expm1((order - 1) * log_share) / (order - 1);
   }
 
@@ -210,9 +211,9 @@ class Gd : public PrimalPasses<T> {
     const Task& task = this->task_;
     const int64_t K = task.classes;
     const T order = T(params_.entropy_order), alpha = T(params_.alpha);
-    if (task.query > 0)
-      for (int64_t k = 0; k < K; ++k)
-        s.factor[k] = T(params_.marginal_weight * params_.entropy_order * log_marginal(k));
+    for (int64_t k = 0; k < K; ++k)
+      s.factor[k] =
+          task.query > 0 ? T(params_.marginal_weight * params_.entropy_order * log_marginal(k)) : T(0);
     const T on_support = T(params_.lam / double(task.support));
     const T on_query = task.query > 0 ? T(1 / double(task.query)) : T(0);
     this->weighted_pass([&](Block<T>& block, int64_t b, int64_t slot) {

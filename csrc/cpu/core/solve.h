@@ -54,7 +54,7 @@ struct ClassState {
   T* q;                  // [K] sum over Q of q_ik
   T* largest;            // [K] for the exact q-update
   T* inverse_mass;       // [K] 1 / D_k
-  T* prior;              // [K] 1 / (K prior_k), 1 for the uniform prior
+  T* log_prior;          // [K] -log2(K prior_k), 0 for the uniform prior
   T* parts;              // [blocks][4][stride] partial sums: p, power, q, spare
   T* smallest;           // [blocks]
   T* history;            // [blocks][stride + 2W]
@@ -67,7 +67,7 @@ ClassState<T> take_class_state(Arena& arena, int64_t classes, int64_t blocks, in
   ClassState<T> s;
   s.stride = round_up(classes, kWidth<T>);
   for (T** array :
-       {&s.count, &s.shift, &s.factor, &s.p, &s.power, &s.q, &s.largest, &s.inverse_mass, &s.prior})
+       {&s.count, &s.shift, &s.factor, &s.p, &s.power, &s.q, &s.largest, &s.inverse_mass, &s.log_prior})
     *array = arena.take<T>(s.stride);
   s.parts = arena.take<T>(blocks * 4 * s.stride);
   s.smallest = arena.take<T>(blocks);
@@ -89,7 +89,7 @@ void write_history(const Task& task, const ClassState<T>& s, int64_t blocks, T* 
   if (task.query > 0) {
     for (int64_t k = 0; k < task.classes; ++k) {
       double share = total(2 + k) / double(task.query);
-      if (share > 0) marginal -= share * __builtin_log(share);
+      if (share > 0) marginal -= share * (__builtin_log(share) + kLn2 * double(s.log_prior[k]));
     }
     conditional = -kLn2 * total(1) / double(task.query);
   }
@@ -140,8 +140,7 @@ int64_t iterate(Form& form, const Task& task, const AdmParams& params, const Coe
     for (int64_t b = 0; b < blocks; ++b) smallest = s.smallest[b] < smallest ? s.smallest[b] : smallest;
     if (smallest > Simd<T>::exp2_min) {
       gather(1, s.power);
-      for (int64_t k = 0; k < K; ++k) s.power[k] *= s.prior[k];
-      marginal_factors(K, c, s.power, s.factor);
+      marginal_factors(K, c, s.power, s.log_prior, s.factor);
       if (finish)
         form.template q_step<0, From::finished>();
       else
@@ -162,7 +161,7 @@ int64_t iterate(Form& form, const Task& task, const AdmParams& params, const Coe
       gather(1, s.power);
       for (int64_t k = 0; k < K; ++k)
         s.factor[k] =
-            c.marginal_power * (s.largest[k] + T(__builtin_log2(double(s.power[k]) * double(s.prior[k]))));
+            c.marginal_power * (s.largest[k] + T(__builtin_log2(double(s.power[k]))) + s.log_prior[k]);
       form.template q_step<0, From::finished_exact>();
     }
   }
@@ -189,8 +188,10 @@ template <class T>
 void fill_labels(const Task& task, int64_t lanes, typename Simd<T>::Int* labels, ClassState<T>& s) {
   for (int64_t k = 0; k < s.stride; ++k) s.count[k] = T(0);
   for (int64_t k = 0; k < s.stride; ++k) s.power[k] = T(1);
-  for (int64_t k = 0; k < task.classes; ++k)
-    s.prior[k] = task.class_prior ? T(1 / (double(task.classes) * task.class_prior[k])) : T(1);
+  for (int64_t k = 0; k < s.stride; ++k)
+    s.log_prior[k] = task.class_prior && k < task.classes
+                         ? T(-__builtin_log2(double(task.classes) * task.class_prior[k]))
+                         : T(0);
   for (int64_t i = 0; i < lanes; ++i) {
     labels[i] = i < task.samples() ? task.labels[i] : int32_t(kPadding);
     if (labels[i] >= 0) s.count[labels[i]] += T(1);
