@@ -4,37 +4,14 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <limits>
-#include <memory>
-#include <new>
 #include <numeric>
 #include <vector>
 
+#include "cpu/core/buffer.h"
 #include "cpu/core/kernels.h"
 
 namespace tim_ext {
-
-// Memory of one thread, kept from task to task.
-class Buffer {
- public:
-  void* at_least(int64_t bytes) {
-    if (bytes > size_) {
-      memory_.reset();
-      size_ = (bytes + 63) / 64 * 64;
-      memory_.reset(std::aligned_alloc(64, static_cast<size_t>(size_)));
-      if (!memory_) throw std::bad_alloc();
-    }
-    return memory_.get();
-  }
-
- private:
-  struct Free {
-    void operator()(void* p) const { std::free(p); }
-  };
-  std::unique_ptr<void, Free> memory_;
-  int64_t size_ = 0;
-};
 
 template <class T>
 struct Worker {

@@ -28,6 +28,8 @@ struct TaskOutputs {
   int64_t* iterations;   // [1]
 };
 
+constexpr int64_t kStepRows = 128;  // samples that one call of distance_softmax takes at most
+
 // One task of a step operator.
 struct StepShape {
   int64_t samples, classes, dim;

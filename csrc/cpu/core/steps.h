@@ -1,8 +1,6 @@
 // The steps of TIM-ADM as functions of their own, for one task, in terms of the solvers' building blocks.
 // Arrays of the caller are sample-major, [N, K]; blocks are class-major.
 
-constexpr int64_t kStepRows = 128;  // samples per piece of work
-
 // log p and p of rows i0 .. i0 + n - 1 (n <= kStepRows).
 template <class T>
 void distance_softmax_step(const T* features, const T* weights, const StepShape& shape, T temperature,
