@@ -25,6 +25,7 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 # csrc/common/status.h
 NOT_FINITE, LABEL_OUT_OF_RANGE, CLASS_WITHOUT_SUPPORT, NO_SUPPORT, ROW_OUT_OF_RANGE = 1, 2, 3, 4, 5
+RESULT_NOT_FINITE = 6
 
 
 class Batch(NamedTuple):
@@ -136,7 +137,10 @@ def _equal_tasks(features: Tensor, rows: Tensor | None, labels: Tensor, num_clas
     count = max(int(labels.max()) + 1, 1) if num_classes is None else num_classes
     total = samples // size
     _check_count(0, 1, size, count, num_classes)
-    offsets, classes = _equal_layout(total, size, count)
+    layout = (
+        _equal_layout if type(labels) is Tensor else _equal_layout.__wrapped__
+    )  # no cache of fake tensors
+    offsets, classes = layout(total, size, count)
     flat = labels.reshape(-1).contiguous() if lead else labels.contiguous()
     return Batch(features, rows, flat, offsets, classes, [size] * total, [count] * total, lead)
 
@@ -363,6 +367,8 @@ def refuse(batch: Batch, task: int, code: int, position: int, value: int) -> NoR
             f"got none of class {value}{here}",
             NO_SUPPORT: f"labels: expected support samples (labels >= 0), got none{here}",
             ROW_OUT_OF_RANGE: f"index: expected {known_rows}, got {value} at {sample}",
+            RESULT_NOT_FINITE: "the hyper-parameters (or features with normalize=False) are too extreme: "
+            f"expected finite probabilities, got NaN or Inf{here}; float64 has a wider range",
         }[code]
     )
 

@@ -95,7 +95,7 @@ def finetune(
         betas=betas,
         eps=eps,
     )
-    check_outputs(outputs)
+    outputs = check_outputs(outputs)
     if batch_size is not None:
         batch_size = check_count("batch_size", batch_size, at_least=1)
     device = _check_encoder(encoder)

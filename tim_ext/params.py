@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 SOLVERS = ("auto", "dual", "primal")
 OUTPUTS = ("probs", "predictions", "weights")
+LARGEST_COUNT = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,14 @@ class GdParams(TimParams):
 def check_number(name: str, value: Any, *, positive: bool = False) -> float:
     if isinstance(value, bool) or not isinstance(value, (float, int, numbers.Real)):
         raise TypeError(f"{name}: expected a finite number, got {type(value).__name__} {value!r}")
-    if not math.isfinite(value) or value < 0 or (positive and value == 0):
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number) or number < 0 or (positive and number == 0):
         domain = "> 0" if positive else ">= 0"
-        raise ValueError(f"{name}: expected a finite number {domain}, got {value}")
-    return float(value)
+        raise ValueError(f"{name}: expected a finite number {domain}, got {number}")
+    return number
 
 
 def check_count(name: str, value: Any, *, at_least: int) -> int:
@@ -87,7 +92,17 @@ def check_count(name: str, value: Any, *, at_least: int) -> int:
         raise TypeError(f"{name}: expected an integer, got {type(value).__name__} {value!r}")
     if count < at_least:
         raise ValueError(f"{name}: expected an integer >= {at_least}, got {count}")
+    if count > LARGEST_COUNT:
+        raise ValueError(f"{name}: expected an integer <= {LARGEST_COUNT}, got {count}")
     return count
+
+
+def check_flag(name: str, value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if type(value).__name__ in ("bool", "bool_"):  # numpy's
+        return bool(value)
+    raise TypeError(f"{name}: expected True or False, got {type(value).__name__} {value!r}")
 
 
 def check_betas(betas: Any) -> tuple[float, float]:
@@ -100,15 +115,17 @@ def check_betas(betas: Any) -> tuple[float, float]:
     return first, second
 
 
-def check_outputs(outputs: Iterable[str]) -> None:
+def check_outputs(outputs: Iterable[str]) -> tuple[str, ...]:
     if outputs is OUTPUTS:
-        return
+        return OUTPUTS
     expected = f"outputs: expected a tuple of names out of {', '.join(map(repr, OUTPUTS))}"
     if isinstance(outputs, str) or not isinstance(outputs, Iterable):
         raise TypeError(f"{expected}, got {type(outputs).__name__} {outputs!r}")
-    for name in outputs:
+    names = tuple(outputs)  # once: it may be an iterator
+    for name in names:
         if name not in OUTPUTS:
             raise ValueError(f"{expected}, got {name!r}")
+    return names
 
 
 # the defaults of the paper

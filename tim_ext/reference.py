@@ -107,7 +107,7 @@ def _solve(
     history: bool,
     outputs: Sequence[str],
 ) -> Result:
-    check_outputs(outputs)
+    outputs = check_outputs(outputs)
     batch = make_batch(*task)
     tasks = list(batch.tasks())
     for t, (rows, labels, count) in enumerate(tasks):

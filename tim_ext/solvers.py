@@ -7,7 +7,7 @@ from typing import Any
 
 from . import _native
 from .batch import check_status, make_batch, make_result
-from .params import ADM, GD, OUTPUTS, AdmParams, GdParams, TimParams, check_outputs
+from .params import ADM, GD, OUTPUTS, AdmParams, GdParams, TimParams, check_flag, check_outputs
 from .result import Result
 
 
@@ -166,7 +166,8 @@ def _solve(
     history: bool,
     outputs: Sequence[str],
 ) -> Result:
-    check_outputs(outputs)
+    outputs = check_outputs(outputs)
+    normalize, history = check_flag("normalize", normalize), check_flag("history", history)
     batch = make_batch(*task)
     _native.require(batch.features.device)
     sizes, counts = batch.sizes, batch.counts
@@ -182,10 +183,10 @@ def _solve(
         marginal_weight=params.marginal_weight,
         iterations=params.iterations,
         tol=params.tol,
-        normalize=bool(normalize),
+        normalize=normalize,
         probs_size=sum(map(int.__mul__, sizes, counts)) if "probs" in outputs else 0,
         weights_rows=sum(counts) if "weights" in outputs else 0,
-        history=bool(history),
+        history=history,
         class_prior=batch.class_prior,
         **own,
     )

@@ -13,6 +13,7 @@ enum class Status : int64_t {
   class_without_support = 3,  // position: unused,  value: the class
   no_support = 4,             // position: unused,  value: unused
   row_out_of_range = 5,       // position: sample,  value: the row
+  result_not_finite = 6,      // the parameters left the range of the dtype
 };
 
 constexpr int64_t kQuery = -1;      // label of a query sample

@@ -29,7 +29,7 @@ inline std::string shape_of(const Tensor& t) {
   return s + "]";
 }
 
-// Refuses a tensor that is not a contiguous `dtype` tensor of the given shape (-1: any size).
+// Refuses a tensor that is not a contiguous `dtype` tensor on the CPU of the given shape (-1: any size).
 inline void check_tensor(const char* op, const char* name, const Tensor& t, ScalarType dtype,
                          const std::vector<int64_t>& shape) {
   std::string expected;
@@ -42,6 +42,7 @@ inline void check_tensor(const char* op, const char* name, const Tensor& t, Scal
   STD_TORCH_CHECK(t.scalar_type() == dtype, op, ": ", name, " has another dtype than expected (",
                   torch::headeronly::toString(dtype), "), got ",
                   torch::headeronly::toString(t.scalar_type()));
+  STD_TORCH_CHECK(t.is_cpu(), op, ": ", name, " must be on the CPU, as the other arguments are");
   STD_TORCH_CHECK(t.is_contiguous(), op, ": ", name, " must be contiguous");
 }
 

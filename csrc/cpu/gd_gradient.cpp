@@ -1,6 +1,4 @@
 // gd_gradient on the CPU: the loss of TIM and its gradient at given weights; the work is in core/gd.cpp.
-#include <numeric>
-
 #include "cpu/solve_tensors.h"
 #include "cpu/team.h"
 
@@ -22,7 +20,10 @@ std::tuple<Tensor, Tensor, Tensor> gd_gradient_cpu(const Tensor& features,  // [
   check_tensor(op, "labels", labels, ScalarType::Long, {tasks, samples});
   const int64_t classes = weights.size(1);
   STD_TORCH_CHECK(classes > 0, op, ": weights must hold at least one class, got ", shape_of(weights));
-  if (class_prior) check_tensor(op, "class_prior", *class_prior, ScalarType::Double, {tasks, classes});
+  if (class_prior) {
+    check_tensor(op, "class_prior", *class_prior, ScalarType::Double, {tasks, classes});
+    check_prior(op, *class_prior);
+  }
 
   std::vector<int64_t> offsets(size_t(tasks) + 1), counts(size_t(tasks), classes);
   for (int64_t t = 0; t <= tasks; ++t) offsets[size_t(t)] = t * samples;

@@ -25,6 +25,12 @@ inline Dtype dtype_of(const char* op, const Tensor& features) {
   }
 }
 
+inline void check_prior(const char* op, const Tensor& class_prior) {
+  const double* value = class_prior.const_data_ptr<double>();
+  for (int64_t k = 0; k < class_prior.numel(); ++k)
+    STD_TORCH_CHECK(value[k] > 0, op, ": class_prior must be > 0, got ", value[k]);
+}
+
 inline Batch check_batch(const char* op,
                          const Tensor& features,                    // [M, d]
                          const std::optional<Tensor>& rows,         // [R]
@@ -71,8 +77,7 @@ inline Batch check_batch(const char* op,
   if (class_prior) {
     check_tensor(op, "class_prior", *class_prior, ScalarType::Double, {all_classes});
     batch.class_prior = class_prior->const_data_ptr<double>();
-    for (int64_t k = 0; k < all_classes; ++k)
-      STD_TORCH_CHECK(batch.class_prior[k] > 0, op, ": class_prior must be > 0, got ", batch.class_prior[k]);
+    check_prior(op, *class_prior);
   }
   return batch;
 }

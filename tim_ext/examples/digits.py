@@ -44,8 +44,9 @@ def report(name: str, result: tim_ext.Result, labels: Tensor, classes: Tensor) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tim_ext.examples.digits", description=__doc__)
-    parser.add_argument("--labels-per-class", type=int, default=5, metavar="N")
-    parser.add_argument("--draws", type=int, default=10, metavar="N", help="choices of the labelled images")
+    few, many = range(1, 101), range(1, 1001)
+    parser.add_argument("--labels-per-class", type=int, default=5, metavar="N", choices=few, help="1 to 100")
+    parser.add_argument("--draws", type=int, default=10, metavar="N", choices=many, help="1 to 1000")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
 

@@ -156,7 +156,9 @@ void solve_batch(const Batch& batch, int64_t iterations, bool normalize, const O
         out.probs ? static_cast<T*>(out.probs) + place.probs_before : nullptr,
         out.predictions + place.samples_before,
         out.weights ? static_cast<T*>(out.weights) + place.classes_before * batch.dim : nullptr,
-        out.history ? static_cast<T*>(out.history) + t * (iterations + 1) * 3 : nullptr, out.iterations + t};
+        out.history ? static_cast<T*>(out.history) + t * (iterations + 1) * 3 : nullptr,
+        out.iterations + t,
+        out.status + 3 * t};
     *mine.iterations = 0;
     std::fill_n(mine.predictions, n, kPadding);
     if (mine.history) std::fill_n(mine.history, (iterations + 1) * 3, nan);

@@ -14,9 +14,11 @@ class Buffer {
   void* at_least(int64_t bytes) {
     if (bytes > size_) {
       memory_.reset();
-      size_ = (bytes + 63) / 64 * 64;
-      memory_.reset(std::aligned_alloc(64, static_cast<size_t>(size_)));
+      size_ = 0;
+      const int64_t size = (bytes + 63) / 64 * 64;
+      memory_.reset(std::aligned_alloc(64, static_cast<size_t>(size)));
       if (!memory_) throw std::bad_alloc();
+      size_ = size;
     }
     return memory_.get();
   }

@@ -70,18 +70,18 @@ class Dual {
     each([&](Block<T>& block, int64_t b) {
       T* const difference = difference_ + b * kBlockSamples;
       T* const last = last_ + b * kBlockSamples;
-      const T *const sum_p = state.p, *const inverse_mass = state.inverse_mass;
+      const T *const step = state.step, *const stay = state.stay;
       const int64_t ld = lanes_;
       Vec<T> before = Vec<T>{}, now = Vec<T>{};  // C_K
       q_apply_block<KT, from>(task_.classes, c_, state.factor, block,
                               [&](int64_t k, int64_t i, Vec<T> x) TIM_LAMBDA_INLINE {
                                 if (k == last_class) {
                                   before = load(last + i);
-                                  now = (x + before * sum_p[k]) * inverse_mass[k];
+                                  now = x * step[k] + before * stay[k];
                                   store(last + i, now);
                                 } else {
                                   T* d = difference + k * ld + i;
-                                  store(d, (x + (load(d) + before) * sum_p[k]) * inverse_mass[k] - now);
+                                  store(d, x * step[k] + (load(d) + before) * stay[k] - now);
                                 }
                               });
     });

@@ -109,9 +109,10 @@ class Gd : public PrimalPasses<T> {
  public:
   using Base = PrimalPasses<T>;
   Gd(const Task& task, const GdParams& params, const T* scale, const Team& team, Arena& arena)
-      : Base(task, {T(params.temperature * kLog2e), T(0), T(1), T(1), T(0)}, params.tol > 0, scale, team,
-             arena),
-        params_(params) {
+      : Base(task, {T(params.temperature * kLog2e), T(0), T(1), T(1), T(0)}, params.tol > 0, false, scale,
+             team, arena),
+        params_(params),
+        order_(T(params.entropy_order)) {
     const int64_t K = task.classes;
     first_ = arena.take<T>(K * this->pitch_);
     second_ = arena.take<T>(K * this->pitch_);
@@ -169,21 +170,23 @@ class Gd : public PrimalPasses<T> {
       softmax_block<KT, false>(K, this->c_, s.shift, block, s.accumulators + slot * 2 * K, sums);
       finish_block(K, block);
       if (with_loss) {
-        if (params_.entropy_order == 1)
+        if (order_ == 1)
           loss_block<true, T>(K, block, T(1), part(b, 1));
         else
-          loss_block<false, T>(K, block, T(params_.entropy_order), part(b, 1));
+          loss_block<false, T>(K, block, order_, part(b, 1));
       }
       if (params_.tol > 0) part(b, 3)[0] = change_block(K, block, this->before(b));
     });
     combine(part(0, 0), this->blocks, 4 * s.stride, K, s.p);
   }
 
-  // log_a(phat_k / (K prior_k)); phat is never 0: exp2 stops at the smallest normal number.
+  // log_a(phat_k / (K prior_k)); a phat of 0 counts as the smallest normal number.
   double log_marginal(int64_t k) const {
-    const double share = double(this->state.p[k]) / double(this->task_.query);
+    const T smallest = std::numeric_limits<T>::min(),
+            sum = this->state.p[k] > smallest ? this->state.p[k] : smallest;
+    const double share = double(sum) / double(this->task_.query);
     const double log_share = __builtin_log(share) + kLn2 * double(this->state.log_prior[k]);
-    const double order = params_.entropy_order;
+    const double order = double(order_);
     return order == 1 ? log_share : __builtin_expm1((order - 1) * log_share) / (order - 1);
   }
 
@@ -210,15 +213,14 @@ class Gd : public PrimalPasses<T> {
     auto& s = this->state;
     const Task& task = this->task_;
     const int64_t K = task.classes;
-    const T order = T(params_.entropy_order), alpha = T(params_.alpha);
+    const T order = order_, alpha = T(params_.alpha);
     for (int64_t k = 0; k < K; ++k)
-      s.factor[k] =
-          task.query > 0 ? T(params_.marginal_weight * params_.entropy_order * log_marginal(k)) : T(0);
+      s.factor[k] = task.query > 0 ? T(params_.marginal_weight * double(order_) * log_marginal(k)) : T(0);
     const T on_support = T(params_.lam / double(task.support));
     const T on_query = task.query > 0 ? T(1 / double(task.query)) : T(0);
     this->weighted_pass([&](Block<T>& block, int64_t b, int64_t slot) {
       Vec<T>* accumulators = s.accumulators + slot * 2 * K;
-      if (params_.entropy_order == 1)
+      if (order_ == 1)
         gradient_block<KT, true>(K, block, s.factor, on_support, on_query, alpha, order, accumulators,
                                  part(b, 2));
       else
@@ -231,7 +233,9 @@ class Gd : public PrimalPasses<T> {
   // One step of Adam, as in torch.optim.Adam.
   void adam(int64_t step) {
     const auto& s = this->state;
-    const T tau = T(params_.temperature), eps = T(params_.eps);
+    const T tau = T(params_.temperature), eps = T(params_.eps) > std::numeric_limits<T>::min()
+                                                    ? T(params_.eps)
+                                                    : std::numeric_limits<T>::min();
     const T keep_first = T(1 - params_.adam_beta1), keep_second = T(params_.adam_beta2),
             add_second = T(1 - params_.adam_beta2);
     const T rate = T(params_.lr / (1 - __builtin_pow(params_.adam_beta1, double(step))));
@@ -248,6 +252,7 @@ class Gd : public PrimalPasses<T> {
   }
 
   const GdParams& params_;
+  T order_;             // of the entropies, as T has it: what rounds to 1 is Shannon
   T *first_, *second_;  // Adam's moments, [K, pitch]
 };
 

@@ -11,7 +11,7 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-#pragma GCC target("avx2,fma,bmi,bmi2,f16c")
+#pragma GCC target("avx2,fma,bmi,bmi2")
 
 #define TIM_ISA avx2
 #define TIM_TABLE kernels_avx2

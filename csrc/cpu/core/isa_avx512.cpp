@@ -11,7 +11,7 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi,bmi2,f16c,prefer-vector-width=512")
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi,bmi2,prefer-vector-width=512")
 
 #define TIM_ISA avx512
 #define TIM_TABLE kernels_avx512

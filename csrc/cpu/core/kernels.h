@@ -26,6 +26,7 @@ struct TaskOutputs {
   T* weights;            // [K, dim] or null
   T* history;            // [iterations + 1, 3] or null
   int64_t* iterations;   // [1]
+  int64_t* status;       // [3]
 };
 
 constexpr int64_t kStepRows = 128;  // samples that one call of distance_softmax takes at most

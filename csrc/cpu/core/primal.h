@@ -1,7 +1,8 @@
 // Passes over the samples with W [K, d] explicit: for many samples or few dimensions, and for TIM-GD.
 //
 //   softmax pass   logits_ik = z_i . (w_k - w_K)                     N d (K - 1) multiply-adds
-//   weighted pass  A_k = sum_i x_ik z_i, k < K (A_K = -sum_k A_k)    N d (K - 1), for rows x_i that sum to 0
+//   weighted pass  A_k = sum_i x_ik z_i                              N d K, or N d (K - 1) with A_K = -sum_k A_k
+//                  where the rows x_i sum to 0; that costs A_K digits if class K has far less mass than others
 //
 // Samples run in blocks of rows that fit L2; consecutive blocks form chunks, the pieces that threads share.
 // Both depend on the task's shape alone, and chunks are added in order, so the threads never change a bit.
@@ -17,9 +18,13 @@ class PrimalPasses {
   int64_t blocks;
   ClassState<T> state;
 
-  PrimalPasses(const Task& task, const Coefficients<T>& c, bool keep_before, const T* scale, const Team& team,
-               Arena& arena)
-      : task_(task), scale_(scale), team_(team), c_(c) {
+  PrimalPasses(const Task& task, const Coefficients<T>& c, bool keep_before, bool all_columns, const T* scale,
+               const Team& team, Arena& arena)
+      : task_(task),
+        scale_(scale),
+        team_(team),
+        c_(c),
+        columns_(all_columns ? task.classes : task.classes - 1) {
     const int64_t K = task.classes, N = task.samples();
     pitch_ = round_up(task.dim, W);
     rows_ = rows_per_block<T>(task);
@@ -81,11 +86,11 @@ class PrimalPasses {
       const int64_t i0 = b * rows_, n = count(b);
       if (chunk_blocks_ > 1) restore_block(K, c_, block);  // otherwise it is still there
       f(block, b, chunk);
-      for (int64_t k = 0; k < K - 1; ++k)
+      for (int64_t k = 0; k < columns_; ++k)
         for (int64_t i = 0; i < n; ++i) block.x[k * rows_ + i] *= scale_[i0 + i];
       const T** x = pointers_ + chunk * rows_;
       row_pointers(task_, i0, n, scratch(chunk), x);
-      accumulate_rows(x, n, block.x, rows_, K - 1, task_.dim, b > chunk * chunk_blocks_,
+      accumulate_rows(x, n, block.x, rows_, columns_, task_.dim, b > chunk * chunk_blocks_,
                       sums_ + chunk * K * pitch_, pitch_);
     });
   }
@@ -107,9 +112,9 @@ class PrimalPasses {
       for (int64_t k = 0; k < K; ++k) shift[k] = Vec<T>{};
       for (int64_t j = first; j < (end < pitch_ ? end : pitch_); j += W) {
         sum[K - 1] = Vec<T>{};
-        for (int64_t k = 0; k < K - 1; ++k) {
+        for (int64_t k = 0; k < columns_; ++k) {
           sum[k] = chunks_ == 1 ? load(sums_ + k * pitch_ + j) : sum_of_chunks(k, j);
-          sum[K - 1] -= sum[k];
+          if (columns_ < K) sum[K - 1] -= sum[k];
         }
         T* w = weights_ + j;
         const Vec<T> last = f(K - 1, (K - 1) * pitch_ + j, load(w + (K - 1) * pitch_), sum[K - 1]);
@@ -197,6 +202,7 @@ class PrimalPasses {
   const T* scale_;
   const Team& team_;
   Coefficients<T> c_;
+  int64_t columns_;  // of A that the weighted pass computes
   int64_t pitch_, rows_, chunk_blocks_, chunks_, pieces_;
   T *weights_, *difference_, *logits_, *before_, *sums_, *log_total_, *inverse_, *p_, *x_, *q_inverse_,
       *converted_, *shift_parts_;
@@ -210,7 +216,7 @@ template <class T>
 class PrimalAdm : public PrimalPasses<T> {
  public:
   PrimalAdm(const Task& task, const AdmParams& params, const T* scale, const Team& team, Arena& arena)
-      : PrimalPasses<T>(task, coefficients<T>(params, task), params.tol > 0, scale, team, arena) {}
+      : PrimalPasses<T>(task, coefficients<T>(params, task), params.tol > 0, true, scale, team, arena) {}
 
   template <int KT, From from>
   void q_step() {
@@ -224,7 +230,7 @@ class PrimalAdm : public PrimalPasses<T> {
     });
     combine_q(task, this->c_, s, this->blocks);
     this->update_weights([&](int64_t k, int64_t, Vec<T> w, Vec<T> sum)
-                             TIM_LAMBDA_INLINE { return (sum + w * s.p[k]) * s.inverse_mass[k]; });
+                             TIM_LAMBDA_INLINE { return sum * s.step[k] + w * s.stay[k]; });
   }
 };
 

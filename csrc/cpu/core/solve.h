@@ -6,9 +6,9 @@ class Arena {
   explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
   template <class U>
   U* take(int64_t n) {
-    U* p = reinterpret_cast<U*>(base_ + used_);
+    U* p = base_ ? reinterpret_cast<U*>(base_ + used_) : nullptr;
     used_ += (n * int64_t(sizeof(U)) + 63) / 64 * 64;
-    return base_ ? p : nullptr;
+    return p;
   }
   int64_t used() const { return used_; }
 
@@ -43,7 +43,7 @@ TIM_INLINE void combine(const T* parts, int64_t blocks, int64_t stride, int64_t 
   }
 }
 
-// Per-class state of a solve, padded to whole vectors; `block` values are per block of samples.
+// Per-class state of a solve, padded to whole vectors, and partial sums per block of samples.
 template <class T>
 struct ClassState {
   T* count;              // [K] support samples of each class
@@ -53,11 +53,13 @@ struct ClassState {
   T* power;              // [K] sum over Q of p_ik^power
   T* q;                  // [K] sum over Q of q_ik
   T* largest;            // [K] for the exact q-update
-  T* inverse_mass;       // [K] 1 / D_k
+  T* step;               // [K] 1 / D_k        } w_k <- step_k A_k + stay_k w_k; a class without any mass
+  T* stay;               // [K] B_k / D_k      } (D_k = 0, only if lam = 0) keeps its weights
   T* log_prior;          // [K] -log2(K prior_k), 0 for the uniform prior
-  T* parts;              // [blocks][4][stride] partial sums: p, power, q, spare
+  T prior_range;         // max_k |log_prior_k|
+  T* parts;              // [blocks][4][stride] partial sums: p, power, q; change of p
   T* smallest;           // [blocks]
-  T* history;            // [blocks][stride + 2W]
+  T* history;            // [blocks][stride + 2]
   Vec<T>* accumulators;  // [slots][2K]
   int64_t stride;
 };
@@ -67,7 +69,7 @@ ClassState<T> take_class_state(Arena& arena, int64_t classes, int64_t blocks, in
   ClassState<T> s;
   s.stride = round_up(classes, kWidth<T>);
   for (T** array :
-       {&s.count, &s.shift, &s.factor, &s.p, &s.power, &s.q, &s.largest, &s.inverse_mass, &s.log_prior})
+       {&s.count, &s.shift, &s.factor, &s.p, &s.power, &s.q, &s.largest, &s.step, &s.stay, &s.log_prior})
     *array = arena.take<T>(s.stride);
   s.parts = arena.take<T>(blocks * 4 * s.stride);
   s.smallest = arena.take<T>(blocks);
@@ -138,7 +140,7 @@ int64_t iterate(Form& form, const Task& task, const AdmParams& params, const Coe
     gather(0, s.p);
     T smallest = 0;
     for (int64_t b = 0; b < blocks; ++b) smallest = s.smallest[b] < smallest ? s.smallest[b] : smallest;
-    if (smallest > Simd<T>::exp2_min) {
+    if (smallest - s.prior_range > Simd<T>::exp2_min) {
       gather(1, s.power);
       marginal_factors(K, c, s.power, s.log_prior, s.factor);
       if (finish)
@@ -175,12 +177,16 @@ TIM_INLINE void q_total(const Task& task, const Coefficients<T>& c, ClassState<T
   q_total_block<KT, from>(task.classes, c, s.factor, block, s.accumulators + slot * 2 * task.classes, sums);
 }
 
-// s.q = sum over Q of q_ik, and s.inverse_mass = 1 / D_k, D_k = c_S |S_k| + c_Q s.q_k.
+// s.q = sum over Q of q_ik, and from D_k = c_S |S_k| + c_Q s.q_k what the w-update needs.
 template <class T>
 TIM_INLINE void combine_q(const Task& task, const Coefficients<T>& c, ClassState<T>& s, int64_t blocks) {
   combine(s.parts + 2 * s.stride, blocks, 4 * s.stride, task.classes, s.q);
-  for (int64_t k = 0; k < task.classes; ++k)
-    s.inverse_mass[k] = T(1) / (c.support * s.count[k] + c.query * s.q[k]);
+  for (int64_t k = 0; k < task.classes; ++k) {
+    const T mass = c.support * s.count[k] + c.query * s.q[k];
+    const bool some = mass >= std::numeric_limits<T>::min();
+    s.step[k] = some ? T(1) / mass : T(0);
+    s.stay[k] = some ? s.p[k] / mass : T(1);
+  }
 }
 
 // Labels of every lane, support first, padding at the end; counts the support samples of each class.
@@ -192,21 +198,31 @@ void fill_labels(const Task& task, int64_t lanes, typename Simd<T>::Int* labels,
     s.log_prior[k] = task.class_prior && k < task.classes
                          ? T(-__builtin_log2(double(task.classes) * task.class_prior[k]))
                          : T(0);
+  s.prior_range = T(0);
+  for (int64_t k = 0; k < s.stride; ++k) {
+    const T size = s.log_prior[k] < 0 ? -s.log_prior[k] : s.log_prior[k];
+    s.prior_range = size > s.prior_range ? size : s.prior_range;
+  }
   for (int64_t i = 0; i < lanes; ++i) {
     labels[i] = i < task.samples() ? task.labels[i] : int32_t(kPadding);
     if (labels[i] >= 0) s.count[labels[i]] += T(1);
   }
 }
 
-// probs and predictions of the samples i0 .. i0 + n - 1 of a block, in the caller's order.
+// probs and predictions of the samples i0 .. i0 + n - 1 of a block, in the caller's order. A probability that is not
+// one marks the task: its parameters left the range of T.
 template <class T>
 void write_results(const Task& task, const TaskOutputs<T>& out, const Block<T>& b, int64_t i0, int64_t n) {
   const int64_t K = task.classes;
   for (int64_t i = 0; i < n; ++i) {
     const int64_t where = task.position[i0 + i];
     int64_t best = 0;
-    for (int64_t k = 1; k < K; ++k)
+    bool proper = true;
+    for (int64_t k = 0; k < K; ++k) {
       if (b.p[k * b.ld + i] > b.p[best * b.ld + i]) best = k;
+      proper = proper && b.p[k * b.ld + i] <= T(2);  // false for NaN
+    }
+    if (!proper) *out.status = static_cast<int64_t>(Status::result_not_finite);
     out.predictions[where] = best;
     if (out.probs)
       for (int64_t k = 0; k < K; ++k) out.probs[where * K + k] = b.p[k * b.ld + i];

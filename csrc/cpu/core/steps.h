@@ -136,7 +136,9 @@ void w_update_step(const T* features, const T* weights, const T* probs, const T*
   }
   for (int64_t k = 0; k < K; ++k)
     for (int64_t c = c0; c < c0 + n; ++c)
-      out[k * d + c] = (out[k * d + c] + T(b[k]) * weights[k * d + c]) / T(t[k]);
+      out[k * d + c] = T(t[k]) >= std::numeric_limits<T>::min()
+                           ? (out[k * d + c] + T(b[k]) * weights[k * d + c]) / T(t[k])
+                           : weights[k * d + c];  // a class without mass stays
 }
 
 inline int64_t step_workspace(const StepShape& shape) {
