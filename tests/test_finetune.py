@@ -442,7 +442,7 @@ REFUSALS = [
     ((lin(), X, LABELS), {}, ValueError, "images: expected shape [3, 28, ...] to match labels, got [28, 128]"),
     ((lin(), X, Y[0]), {}, ValueError, "labels: expected shape [N] or [T, N], neither of them 0, got []"),
     ((lin(), X[:0], Y[:0]), {}, ValueError, "labels: expected shape [N] or [T, N], neither of them 0, got [0]"),
-    ((lin(), X, Y.float()), {}, TypeError, "labels: expected integers, got float32"),
+    ((lin(), X, Y.float()), {}, TypeError, "labels: expected integers (int64 to int8, or uint8), got float32"),
     ((lin(), X, Y - 2), {}, ValueError, "labels: expected a class 0 to 1, -1 for a query or -100 for padding, got -2 at sample 0"),
     ((lin(), X, Y), {"num_classes": 5}, ValueError, "labels: expected support of each class 0 to 4, got none of class 4"),
     ((lin(), X, Y * 0 - 1), {}, ValueError, "labels: expected support samples (labels >= 0), got none"),

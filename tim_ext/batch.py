@@ -186,7 +186,7 @@ def _class_prior(value: Any, batch: Batch) -> Tensor:
     several = not isinstance(vectors, Tensor) or vectors.dim() == 2
     if several and (batch.lead == () or len(vectors) != total):
         expected = "one vector [K]" + ("" if batch.lead == () else f" or {total}, one for each task")
-        raise ValueError(f"class_prior: expected {expected}, got {len(vectors)}")
+        raise ValueError(f"class_prior: expected {expected}, got a list of {len(vectors)}")
     if several:
         return torch.cat([_proportions(f"class_prior[{t}]", vectors[t], K) for t, K in enumerate(counts)])
     for t, count in enumerate(counts):
@@ -239,7 +239,7 @@ def _integers(
 ) -> Tensor:
     tensor = _tensor(name, value)
     if tensor.dtype not in INTEGERS:
-        raise TypeError(f"{name}: expected integers, got {_dtype(tensor)}")
+        raise TypeError(f"{name}: expected integers (int64 to int8, or uint8), got {_dtype(tensor)}")
     if features is None:
         _check_data(name, tensor)
     else:
