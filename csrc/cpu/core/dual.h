@@ -6,14 +6,14 @@
 //   C_ik <- (X_ik + B_k C_ik) / D_k,   D_k = c_S |S_k| + c_Q sum over Q of q_ik
 //
 // Layout: G in column panels of up to 3 vectors, [panel][row j][columns of the panel], so that a product
-// reads it in order. C, U, p, x class-major, [K][lanes].
+// reads it in order. U, p, x class-major, [K][lanes]; C as C_k - C_K, k < K, and C_K.
 
 template <class T>
 class Dual {
  public:
   static constexpr int W = kWidth<T>;
-  static constexpr int64_t kBlockSamples = kBlockLanes,
-                           kChunk = 128;  // kChunk: features per step of the Gram product
+  static constexpr int64_t kBlockSamples = kBlockLanes;
+  static constexpr int64_t kChunk = 128;  // features per step of the Gram product
 
   static constexpr bool kNeedsLog = false;
   int64_t blocks;
