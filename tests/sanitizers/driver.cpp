@@ -105,8 +105,7 @@ int run(int seed) {
   std::vector<Result> results;
   const double beta = pick(0, 3) ? 1.0 : 0.01, tol = pick(0, 1) ? 0 : 1e-3;
   for (Solver solver : {Solver::dual, Solver::primal}) {
-    const AdmParams params = {
-        0.1, 0.1, pick(0, 3) ? 1.0 : 0.01, temperature, 1, rounds, pick(0, 1) ? 0 : 1e-3, true, solver};
+    const AdmParams params = {0.1, 0.1, beta, temperature, 1, rounds, tol, true, solver};
     results.emplace_back(real, samples, entries, all_classes, dim, tasks, rounds);
     adm_solve(batch, params, results.back().outputs(), team);
     for (int64_t t = 0; t < tasks; ++t)
