@@ -1,7 +1,7 @@
 """Two large jobs: `python -m benchmarks.large`.
 
 10,000 tasks (5-way 5-shot, 15 queries per class) through `index=` into a pool of 12,000 x 640 features, with
-what they add to the resident memory; and one task of 100,000 samples, d = 512, 100 classes, in the primal form.
+what they add to the resident memory; and one task of 100,000 samples, d = 512, 100 classes, primal form.
 """
 
 from __future__ import annotations
