@@ -136,3 +136,12 @@ def test_step_operators_at_the_edge():
     terms = {"lam": 0.1, "alpha": 0.1, "temperature": 15.0, "marginal_weight": 1.0, "class_prior": prior}
     with pytest.raises(RuntimeError, match="class_prior must be > 0"):
         operators.gd_gradient(z, w, torch.tensor([[0, 1, -1, -1]]), **terms)
+
+
+@pytest.mark.parametrize("size", [1e-320, 1e-200, 1e200, 1e307])
+@pytest.mark.parametrize("solve", [tim_ext.adm, tim_ext.reference.adm])
+def test_lengths_at_the_ends_of_float64(size, solve):
+    features, labels = torch.eye(3, dtype=torch.float64)[[0, 1, 2, 0, 1]], torch.tensor([0, 1, 2, -1, -1])
+    result = solve(size * features, labels)
+    torch.testing.assert_close(result.probs, solve(features, labels).probs)
+    assert result.predictions.tolist() == [0, 1, 2, 0, 1]
