@@ -3,15 +3,50 @@
     result = tim_ext.adm(features, labels)        labels: class of a support sample, -1 query, -100 padding
     result.predictions, result.probs, result.weights
 
-`tim_ext.gd` is the solver by gradient descent, `tim_ext.finetune` trains an encoder along with it.
-`tim_ext.reference` holds the same in plain torch; `torch.ops.tim_ext` the single steps.
+`tim_ext.gd` is the solver by gradient descent, `tim_ext.finetune` trains an encoder along with it, and
+`tim_ext.TIMClassifier` is a scikit-learn estimator. `tim_ext.evaluate` compares methods on many tasks; its
+parts are `tim_ext.load_features`, `tim_ext.tasks`, `tim_ext.transforms` and `tim_ext.baselines`.
+`tim_ext.reference` holds the solvers in plain torch; `torch.ops.tim_ext` the single steps.
 """
 
-from . import reference
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+from . import baselines, reference, tasks, transforms
+from .evaluation import Evaluation, evaluate
+from .features import load_features
 from .finetune import finetune
 from .result import History, Result
 from .solvers import adm, gd
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from .estimator import TIMClassifier as TIMClassifier
 
-__all__ = ["History", "Result", "__version__", "adm", "finetune", "gd", "reference"]
+__all__ = [
+    "Evaluation",
+    "History",
+    "Result",
+    "__version__",
+    "adm",
+    "baselines",
+    "evaluate",
+    "finetune",
+    "gd",
+    "load_features",
+    "reference",
+    "tasks",
+    "transforms",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "TIMClassifier":  # needs scikit-learn, which nothing else does
+        from .estimator import TIMClassifier
+
+        return TIMClassifier
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), "TIMClassifier"])

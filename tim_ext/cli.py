@@ -1,4 +1,4 @@
-"""The command line: `tim-ext info`, or `python -m tim_ext info`."""
+"""The command line: `tim-ext info`, `evaluate`, `paper`; or `python -m tim_ext ...`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NoReturn
 import torch
 
 import tim_ext
-from tim_ext import _native
+from tim_ext import _native, cli_evaluate, paper
 
 
 class Parser(argparse.ArgumentParser):
@@ -28,8 +28,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(metavar="command", title="commands")
     add = commands.add_parser("info", help="versions, native libraries, CPU and CUDA state (the default)")
     add.set_defaults(run=info)
+    cli_evaluate.add_command(commands)
+    paper.add_command(commands)
     options = parser.parse_args(arguments)
-    return int(options.run(options))
+    options.command = ["tim-ext", *(sys.argv[1:] if arguments is None else arguments)]
+    try:
+        return int(options.run(options))
+    except (ImportError, OSError, TypeError, ValueError) as error:  # bad input: a sentence, no traceback
+        print(f"tim-ext {options.run.__name__}: {one_line(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"tim-ext {options.run.__name__}: interrupted", file=sys.stderr)
+        return cli_evaluate.INTERRUPTED
+
+
+def one_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.strerror}: {error.filename}"
+    return " ".join(str(error).split())
 
 
 def info(options: argparse.Namespace) -> int:
@@ -60,7 +76,9 @@ def _cuda_library() -> str:
     library = _native.find_library("_cuda")
     if library is None:
         return f"not built: {_build_info().get('reason', 'unknown reason')}"
-    return f"{library.name}, " + (f"not loaded: {_native.cuda_failure}" if _native.cuda_failure else "loaded")
+    architectures = _build_info().get("architectures") or "unknown architectures"
+    state = f"not loaded: {_native.cuda_failure}" if _native.cuda_failure else "loaded"
+    return f"{library.name}, {state}, for {architectures}"
 
 
 def _build_info() -> dict[str, str]:

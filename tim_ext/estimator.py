@@ -1,0 +1,233 @@
+"""TIM as a scikit-learn estimator: from the labels of a user to a task of `tim_ext.adm` or `gd`, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from . import reference
+from ._optional import require
+from .batch import PADDING, QUERY
+from .params import ADM, GD, AdmParams, GdParams
+from .solvers import adm, gd
+
+require("sklearn", extra="evaluate")
+
+from sklearn.base import BaseEstimator, ClassifierMixin  # noqa: E402
+from sklearn.metrics import accuracy_score  # noqa: E402
+from sklearn.utils import check_consistent_length, column_or_1d  # noqa: E402
+from sklearn.utils.multiclass import check_classification_targets  # noqa: E402
+from sklearn.utils.validation import check_is_fitted, validate_data  # noqa: E402
+
+UNLABELLED = QUERY  # -1, scikit-learn's marker too
+FLOATS = [np.float64, np.float32]  # kept as they are; everything else becomes the first
+Array = NDArray[Any]
+
+
+class TIMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn is untyped
+    """Transductive classifier: labels all unlabelled samples at once, from a few labelled ones per class.
+
+    `fit(X, y)` takes labelled and unlabelled samples together, with -1 in `y` for the unlabelled, and leaves
+    the labels of all of them in `transduction_`. `predict` also takes samples that were not there. If no
+    sample is unlabelled, the classifier is the nearest prototype.
+
+    Args:
+        solver: "adm" (fast) or "gd" (gradient descent: slower, in the paper the more accurate).
+        normalize: scale the features of a sample to unit length (a zero vector stays zero).
+        lam: weight of the cross entropy on the labelled samples.
+        alpha: weight of the conditional entropy of the unlabelled samples; 0 leaves it out.
+        temperature: tau of p_ik = softmax_k(-tau/2 * ||w_k - z_i||^2).
+        marginal_weight: weight m of the marginal entropy of the unlabelled samples; 0 leaves it out.
+        class_prior: proportions of the classes among the unlabelled samples, in the order of `classes_`
+            (sorted), each > 0 and of sum 1; by default they are taken to be equal.
+        entropy_order: order a > 0 of both entropies (Tsallis, alpha-TIM); only "gd" has orders other than 1.
+        beta: weight of the penalty that ties the assignments q to the probabilities p; used by "adm".
+        lr: step size of Adam; used by "gd".
+        iterations: number of updates; None is the number of the paper: 150 for "adm", 1000 for "gd".
+        tol: stop when no probability moved by more than this in an update; 0 runs all iterations.
+
+    Attributes:
+        classes_: [K], the classes of `y` without -1, sorted.
+        transduction_: [N], the class of each sample of `fit`: the argmax of `label_distributions_`. As in
+            scikit-learn's LabelSpreading, a labelled sample may get another class than its own.
+        label_distributions_: [N, K], the probabilities of each sample of `fit`, columns as in `classes_`.
+        weights_: [K, d], the classifier W: one point per class.
+        n_iter_: number of updates run; 0 if no sample was unlabelled.
+        n_features_in_, feature_names_in_: as in every scikit-learn estimator.
+
+    Example:
+        >>> import numpy as np
+        >>> from sklearn.datasets import load_digits
+        >>> from tim_ext import TIMClassifier
+        >>> X, classes = load_digits(return_X_y=True)
+        >>> y = np.full_like(classes, -1)
+        >>> y[:50] = classes[:50]  # 50 labelled images, 1747 unlabelled ones
+        >>> model = TIMClassifier().fit(X, y)
+        >>> print(f"{np.mean(model.transduction_[50:] == classes[50:]):.2f}")
+        0.87
+        >>> model.predict(X[:3])
+        array([0, 1, 2])
+    """
+
+    classes_: Array
+    transduction_: Array
+    label_distributions_: Array
+    weights_: Array
+    n_iter_: int
+
+    def __init__(
+        self,
+        solver: str = "adm",
+        *,
+        normalize: bool = True,
+        lam: float = ADM.lam,
+        alpha: float = ADM.alpha,
+        temperature: float = ADM.temperature,
+        marginal_weight: float = ADM.marginal_weight,
+        class_prior: Any = None,
+        entropy_order: float = GD.entropy_order,
+        beta: float = ADM.beta,
+        lr: float = GD.lr,
+        iterations: int | None = None,
+        tol: float = ADM.tol,
+    ) -> None:
+        self.solver = solver
+        self.normalize = normalize
+        self.lam = lam
+        self.alpha = alpha
+        self.temperature = temperature
+        self.marginal_weight = marginal_weight
+        self.class_prior = class_prior
+        self.entropy_order = entropy_order
+        self.beta = beta
+        self.lr = lr
+        self.iterations = iterations
+        self.tol = tol
+
+    def fit(self, X: Any, y: Any) -> TIMClassifier:
+        """Labels the unlabelled samples.
+
+        Args:
+            X: [N, d], labelled and unlabelled samples. float32 and float64 are computed as they are, other
+                types in float64.
+            y: [N], the class of each sample, a number or a string, or the number -1 for an unlabelled one.
+                An array of strings that also holds -1 needs dtype=object; a list may simply mix them.
+        """
+        solve, hyper_parameters = self._solver()
+        X = validate_data(self, X, dtype=FLOATS)
+        y, known = read_labels(y)
+        check_consistent_length(X, y)
+        check_classification_targets(y[known])
+        classes, numbers = np.unique(y[known], return_inverse=True)
+        if len(classes) == 1:
+            raise ValueError(
+                f"y: expected two classes or more ({UNLABELLED} is not a class: it marks an unlabelled "
+                f"sample), got one class, {classes.tolist()[0]!r}"
+            )
+
+        labels = np.full(len(y), UNLABELLED, dtype=np.int64)
+        labels[known] = numbers
+        result = solve(X, labels, **hyper_parameters)
+        self.classes_ = classes
+        self.label_distributions_ = result.probs.numpy()
+        self.transduction_ = classes[result.predictions.numpy()]
+        self.weights_ = result.weights.numpy()
+        self.n_iter_ = int(result.iterations)
+        return self
+
+    def predict(self, X: Any) -> Array:
+        """The classes [N] of samples X [N, d], of `fit` or new: the argmax of `predict_proba`."""
+        best = self.predict_proba(X).argmax(axis=1)
+        classes: Array = self.classes_[best]
+        return classes
+
+    def predict_proba(self, X: Any) -> Array:
+        """p_ik = softmax_k(-tau/2 * ||w_k - z_i||^2) of samples X [N, d], with the W of `fit`: [N, K].
+
+        The samples do not influence one another. Those of `fit` get their `label_distributions_` again, up to
+        rounding. Columns as in `classes_`.
+        """
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=FLOATS, reset=False)
+        dtype = np.result_type(X, self.weights_)
+        z, w = (torch.from_numpy(array.astype(dtype)) for array in (X, self.weights_))
+        if self.normalize:
+            z = reference.unit_length(z)
+        p: Array = reference.log_distance_softmax(z, w, self.temperature).exp().numpy()
+        if not np.isfinite(p).all():
+            raise ValueError("X: expected finite probabilities, got NaN: the features are too large")
+        return p
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The accuracy on samples X [N, d] with labels y [N]; those with -1 do not count.
+
+        This gives cross-validation over partly labelled samples a meaning.
+        """
+        predictions = self.predict(X)
+        y, known = read_labels(y)
+        check_consistent_length(predictions, y, sample_weight)
+        if sample_weight is not None:
+            sample_weight = column_or_1d(sample_weight)[known]
+        return float(accuracy_score(y[known], predictions[known], sample_weight=sample_weight))
+
+    def _solver(self) -> tuple[Callable[..., Any], dict[str, Any]]:
+        """The function that solves and its arguments. The values meant for the other one are checked too."""
+        if self.solver not in ("adm", "gd"):
+            raise ValueError(f"solver: expected 'adm' or 'gd', got {self.solver!r}")
+        names = ["lam", "alpha", "temperature", "marginal_weight", "tol"]
+        names += [] if self.iterations is None else ["iterations"]
+        common = {name: getattr(self, name) for name in names}
+        for_adm = common | {"beta": self.beta}
+        for_gd = common | {"entropy_order": self.entropy_order, "lr": self.lr}
+        AdmParams(**for_adm)
+        if GdParams(**for_gd).entropy_order != 1 and self.solver == "adm":
+            raise ValueError(f"entropy_order: expected 1 with solver='adm', got {self.entropy_order}")
+        task = {"normalize": self.normalize, "class_prior": self.class_prior}
+        return (adm, for_adm | task) if self.solver == "adm" else (gd, for_gd | task)
+
+
+def read_labels(y: Any) -> tuple[Array, NDArray[np.bool_]]:
+    """Labels [N], numbers or strings, and which of them are known.
+
+    Only the number -1 says "unlabelled". What else may have been meant to say so is refused, not taken for a
+    class: NaN, None, "", the string "-1", and -100, which is padding elsewhere in tim_ext.
+    """
+    if y is None:
+        raise ValueError("TIMClassifier requires y to be passed, but the target y is None")
+    if isinstance(y, (list, tuple)):
+        y = np.array(y, dtype=object)  # numpy alone would turn the -1 of ["cat", -1] into a string
+    y = column_or_1d(y, warn=True)
+    if y.dtype == object and not any(isinstance(label, str) for label in y):
+        y = np.array(y.tolist())  # numbers in a list or in a column of mixed types
+    if y.dtype.kind in "biuf":
+        known = y != UNLABELLED
+        wrong = (y == PADDING) | ~np.isfinite(y)
+    else:
+        known = np.array([isinstance(label, str) for label in y])
+        allowed = _is_name_or_unlabelled if known.any() else _is_number
+        wrong = np.array([not allowed(label) for label in y])
+    if wrong.any():
+        sample = int(wrong.argmax())
+        label = y.tolist()[sample]
+        hint = " (dtype=object keeps numbers among strings as they are)" if label == str(UNLABELLED) else ""
+        raise ValueError(
+            f"y: expected labels that are all numbers or all names, and the number {UNLABELLED} for "
+            f"unlabelled samples, got {label!r} at sample {sample}{hint}"
+        )
+    if not known.any():
+        raise ValueError(f"y: expected labelled samples, got only {UNLABELLED} (unlabelled)")
+    return y, known
+
+
+def _is_name_or_unlabelled(label: Any) -> bool:
+    if isinstance(label, str):
+        return label not in ("", str(UNLABELLED))
+    return _is_number(label) and label == UNLABELLED
+
+
+def _is_number(label: Any) -> bool:
+    return isinstance(label, (int, float, np.number)) and bool(abs(label) < 2**63)  # not NaN

@@ -1,0 +1,141 @@
+"""Transforms of features [.., N, d]: pure functions, and what the `transform=` of a baseline stands for.
+
+Half types are computed in float32. Every transform but `center` leaves a zero vector zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.linalg import vector_norm
+
+from .batch import PADDING, QUERY, _check_device, _features, _integers, _refuse_shape
+from .params import check_number
+
+STEPS = ("center", "l2", "power", "task_center")
+SHORT = {"none": (), "cl2": ("center", "l2")}
+
+
+def l2_normalize(features: Any) -> Tensor:
+    """z_i / ||z_i||; a zero vector stays zero.
+
+    Example:
+        >>> import torch
+        >>> from tim_ext import transforms
+        >>> transforms.l2_normalize(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+        tensor([[0.6000, 0.8000],
+                [0.0000, 0.0000]])
+    """
+    z = _floats(features)
+    length: Tensor = vector_norm(z, dim=-1, keepdim=True)
+    least, most = (1e-15, 1e15) if z.dtype == torch.float32 else (1e-150, 1e150)
+    extreme = ~((length > least) & (length < most))[..., 0]  # the squares may have under- or overflowed
+    if extreme.any():
+        z = z.clone()
+        rows = z[extreme]
+        largest = rows.abs().amax(dim=-1, keepdim=True)
+        z[extreme] = rows = rows / torch.where(largest > 0, largest, 1)
+        length[extreme] = vector_norm(rows, dim=-1, keepdim=True)
+        length = torch.where(length > 0, length, 1)
+    return z / length
+
+
+def center(features: Any, mean: Any) -> Tensor:
+    """z_i - mean, with the mean [d] of other samples: for CL2N of SimpleShot, those of the base classes."""
+    z = _floats(features)
+    return z - _mean("mean", mean, z)
+
+
+def task_center(features: Any, labels: Any) -> Tensor:
+    """Support samples minus the mean of the support, queries minus the mean of the queries, task by task.
+
+    Args:
+        features: [.., N, d].
+        labels: [.., N], the class (>= 0) of a support sample, -1 for a query, -100 for padding, which
+            becomes zero.
+    """
+    z = _floats(features)
+    labels = _integers("labels", labels, z, z.shape[:-1], "features")
+    z = blank(z, labels == PADDING)
+    sets = torch.stack([labels >= 0, labels == QUERY], dim=-1).to(z)  # [.., N, 2]
+    means = sets.mT @ z / sets.sum(dim=-2).clamp(min=1)[..., None]  # [.., 2, d]
+    return z - sets @ means
+
+
+def power(features: Any, beta: float = 0.5) -> Tensor:
+    """sign(z) |z|^beta of every number: makes the distribution of non-negative features less skewed."""
+    z = _floats(features)
+    beta = check_number("beta", beta, positive=True)
+    return z.sign() * z.abs().pow(beta)
+
+
+def blank(z: Tensor, padding: Tensor) -> Tensor:
+    """Zeros in the place of padding [.., N], whatever was there, NaN or Inf too."""
+    return z.masked_fill(padding[..., None], 0) if padding.any() else z
+
+
+class Transform(NamedTuple):
+    """What `transform=` and `base_mean=` of a baseline stand for."""
+
+    steps: tuple[str, ...]
+    base_mean: Tensor | None  # [d]
+
+    def __call__(self, z: Tensor, labels: Tensor | None = None) -> Tensor:
+        """z [.., N, d]; labels [.., N] for steps that look at the task."""
+        for step in self.steps:
+            if step == "l2":
+                z = l2_normalize(z)
+            elif step == "center":
+                z = center(z, self.base_mean)
+            elif step == "power":
+                z = power(z)
+            else:
+                z = task_center(z, labels)
+        return z
+
+    @property
+    def rows_only(self) -> int:
+        """How many of the first steps need no more than the sample itself."""
+        return self.steps.index("task_center") if "task_center" in self.steps else len(self.steps)
+
+
+def make_transform(transform: Any, base_mean: Any, features: Tensor) -> Transform:
+    steps = parse_steps(transform)
+    if "center" in steps and base_mean is None:
+        raise ValueError(
+            f"base_mean: expected the mean [d] of the base features, as transform={transform!r} "
+            "subtracts it, got None"
+        )
+    return Transform(steps, None if base_mean is None else _mean("base_mean", base_mean, features))
+
+
+def parse_steps(transform: Any) -> tuple[str, ...]:
+    expected = (
+        f"transform: expected {', '.join(map(repr, SHORT))}, or steps joined by '+' "
+        f"out of {', '.join(map(repr, STEPS))}"
+    )
+    if not isinstance(transform, str):
+        raise TypeError(f"{expected}, got {type(transform).__name__} {transform!r}")
+    steps = SHORT.get(transform, tuple(transform.split("+")))
+    if not set(steps) <= set(STEPS):
+        raise ValueError(f"{expected}, got {transform!r}")
+    return steps
+
+
+def _floats(features: Any) -> Tensor:
+    z = _features("features", features)
+    if z.dim() < 2:
+        _refuse_shape("features", "[.., N, d]", z)
+    return z if z.dtype == torch.float64 else z.float()
+
+
+def _mean(name: str, value: Any, features: Tensor) -> Tensor:
+    mean = _features(name, value)
+    if mean.shape != features.shape[-1:]:
+        _refuse_shape(name, f"{list(features.shape[-1:])}, one number for each feature", mean)
+    _check_device(name, mean, features, "features")
+    if not mean.isfinite().all():
+        raise ValueError(f"{name}: expected finite values, got NaN or Inf")
+    return mean.to(torch.float64 if features.dtype == torch.float64 else torch.float32)
