@@ -24,14 +24,17 @@ def files(*patterns: str) -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for pattern in patterns for path in ROOT.glob(pattern))
 
 
-def native_library(name: str, sources: list[str], libraries: list[str]) -> Extension:
+def native_library(name: str, sources: list[str], libraries: list[str], *macros: str) -> Extension:
     return Extension(
         f"tim_ext.{name}",
         sources=["csrc/module.cpp", *sources],
         depends=files("csrc/**/*.h", "csrc/**/*.inc", "csrc/**/*.cuh"),
         include_dirs=[str(ROOT / "csrc")],
         libraries=libraries,  # found where torch loaded them: no rpath
-        define_macros=[("TORCH_TARGET_VERSION", "0x020a000000000000")],  # 2.10
+        define_macros=[
+            ("TORCH_TARGET_VERSION", "0x020a000000000000"),  # 2.10
+            *((macro, None) for macro in macros),
+        ],
         extra_compile_args={"cxx": [*CXX_FLAGS], "nvcc": [*NVCC_FLAGS]},
         py_limited_api=True,
     )
@@ -40,7 +43,7 @@ def native_library(name: str, sources: list[str], libraries: list[str]) -> Exten
 libraries = [native_library("_C", files("csrc/ops.cpp", "csrc/cpu/**/*.cpp"), ["torch_cpu"])]
 cuda_sources = files("csrc/cuda/**/*.cpp", "csrc/cuda/**/*.cu")
 if cuda_sources:
-    libraries.append(native_library("_cuda", cuda_sources, ["torch_cpu", "torch_cuda", "cudart"]))
+    libraries.append(native_library("_cuda", cuda_sources, ["torch_cpu", "torch_cuda", "cudart"], "USE_CUDA"))
 
 setup(
     ext_modules=libraries,

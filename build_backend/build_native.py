@@ -57,7 +57,12 @@ class BuildNative(cpp_extension.BuildExtension if torch else build_ext):  # type
                 stale.unlink()
         super().run()
         built_in = Path(self.get_ext_fullpath("tim_ext._C")).parent
-        info = {"torch_version": str(torch.__version__), "cuda": self.cuda, "reason": self.reason}
+        info = {
+            "torch_version": str(torch.__version__),
+            "cuda": self.cuda,
+            "architectures": os.environ.get("TORCH_CUDA_ARCH_LIST") if self.cuda else None,
+            "reason": self.reason,
+        }
         (built_in / "_build_info.json").write_text(json.dumps(info, indent=2) + "\n")
         # Python started in the source tree finds ./tim_ext before the installed package, so the libraries
         # go there as well, unless the tree is read-only.

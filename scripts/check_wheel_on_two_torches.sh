@@ -26,6 +26,8 @@ older=$work/older
 "$python" -m venv "$older"
 "$older/bin/pip" install --quiet "torch==$older_torch" numpy
 
+# One GPU architecture: that all of them compile, the ordinary build shows.
+export TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-8.0}
 "$newest/bin/pip" wheel --quiet --no-deps --wheel-dir "$work/wheel" "$root"
 wheel=$(echo "$work"/wheel/*.whl)
 echo "wheel: $(basename "$wheel")"

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import doctest
 import inspect
 import re
 import sys
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -706,3 +708,16 @@ def test_numpy_numbers():
         X, Y, lam=np.float32(0.5), neighbors=np.int64(1), rectify=np.bool_(False)
     )
     assert torch.equal(result.probs, expected.probs)
+
+
+def test_examples_of_the_docs():
+    page = (Path(__file__).parents[1] / "docs" / "baselines.md").read_text()
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(block, "docs/baselines.md", "exec"), names)
+    assert names["result"].predictions.shape == (100,)
+    assert all(f"`{name}`" in page for name in [*METHODS, *transforms.STEPS])
+    for module in ("tim_ext.transforms", "tim_ext.baselines.prototype"):
+        tried = doctest.testmod(sys.modules[module])
+        assert tried.attempted > 0
+        assert tried.failed == 0

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from . import _native
 from .batch import check_status, make_batch, make_result
 from .params import ADM, GD, OUTPUTS, AdmParams, GdParams, TimParams, check_flag, check_outputs
@@ -190,5 +193,14 @@ def _solve(
         class_prior=batch.class_prior,
         **own,
     )
-    check_status(batch, status)
+    if not _is_captured(status):
+        check_status(batch, status)
     return make_result(batch, params, outputs, *flat)
+
+
+def _is_captured(status: Tensor) -> bool:
+    """Whether this call only records a CUDA graph: there is no status yet, and no waiting for one.
+
+    A refused task then gives NaN probabilities and predictions of -100.
+    """
+    return status.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -29,9 +29,10 @@ inline std::string shape_of(const Tensor& t) {
   return s + "]";
 }
 
-// Refuses a tensor that is not a contiguous `dtype` tensor on the CPU of the given shape (-1: any size).
+// Refuses a tensor that is not a contiguous `dtype` tensor of the given shape (-1: any size), on the device of `like` or,
+// without it, on the CPU.
 inline void check_tensor(const char* op, const char* name, const Tensor& t, ScalarType dtype,
-                         const std::vector<int64_t>& shape) {
+                         const std::vector<int64_t>& shape, const Tensor* like = nullptr) {
   std::string expected;
   bool fits = t.dim() == static_cast<int64_t>(shape.size());
   for (size_t i = 0; i < shape.size(); ++i) {
@@ -42,7 +43,11 @@ inline void check_tensor(const char* op, const char* name, const Tensor& t, Scal
   STD_TORCH_CHECK(t.scalar_type() == dtype, op, ": ", name, " has another dtype than expected (",
                   torch::headeronly::toString(dtype), "), got ",
                   torch::headeronly::toString(t.scalar_type()));
-  STD_TORCH_CHECK(t.is_cpu(), op, ": ", name, " must be on the CPU, as the other arguments are");
+  const bool in_place =
+      like == nullptr ? t.is_cpu()
+                      : t.is_cpu() == like->is_cpu() && t.get_device_index() == like->get_device_index();
+  STD_TORCH_CHECK(in_place, op, ": ", name, " must be on ",
+                  like == nullptr ? "the CPU" : "the device of the other arguments");
   STD_TORCH_CHECK(t.is_contiguous(), op, ": ", name, " must be contiguous");
 }
 

@@ -1,15 +1,10 @@
 // adm_solve on the CPU: tensors in, tensors out; the work is in core/adm.cpp.
-#include "cpu/solve_tensors.h"
+#include "common/solve_tensors.h"
+#include "cpu/core/core.h"
 #include "cpu/team.h"
 
 namespace tim_ext {
 namespace {
-
-Solver solver_of(const std::string& name) {
-  STD_TORCH_CHECK(name == "auto" || name == "dual" || name == "primal",
-                  "adm_solve: solver must be 'auto', 'dual' or 'primal', got '", name, "'");
-  return name == "auto" ? Solver::automatic : name == "dual" ? Solver::dual : Solver::primal;
-}
 
 SolveResult adm_solve_cpu(const Tensor& features, const std::optional<Tensor>& rows, const Tensor& labels,
                           const Tensor& offsets, const Tensor& classes, double lam, double alpha, double beta,

@@ -7,7 +7,7 @@ namespace {
 std::tuple<Tensor, Tensor> distance_softmax_cpu(const Tensor& features,  // [T, N, d]
                                                 const Tensor& weights,   // [T, K, d]
                                                 double temperature) {
-  const TasksShape s = check_features("distance_softmax", features, weights);
+  const TasksShape s = check_step_features("distance_softmax", features, weights);
   const std::vector<int64_t> shape = {s.tasks, s.samples, s.classes};
   Tensor probs = new_tensor(features, shape, features.scalar_type());
   Tensor log_probs = new_tensor(features, shape, features.scalar_type());
@@ -16,8 +16,8 @@ std::tuple<Tensor, Tensor> distance_softmax_cpu(const Tensor& features,  // [T, 
     for_pieces<T>(s, (s.samples + kStepRows - 1) / kStepRows, [&](int64_t t, int64_t piece, void* work) {
       const int64_t i0 = piece * kStepRows, out = t * s.samples * s.classes;
       kernels<T>().distance_softmax(features.const_data_ptr<T>() + t * s.samples * s.dim,
-                                    weights.const_data_ptr<T>() + t * s.classes * s.dim, s, T(temperature),
-                                    i0, std::min(kStepRows, s.samples - i0),
+                                    weights.const_data_ptr<T>() + t * s.classes * s.dim, step_shape(s),
+                                    T(temperature), i0, std::min(kStepRows, s.samples - i0),
                                     probs.mutable_data_ptr<T>() + out, log_probs.mutable_data_ptr<T>() + out,
                                     work);
     });

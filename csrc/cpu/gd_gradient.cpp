@@ -1,5 +1,6 @@
 // gd_gradient on the CPU: the loss of TIM and its gradient at given weights; the work is in core/gd.cpp.
-#include "cpu/solve_tensors.h"
+#include "common/solve_tensors.h"
+#include "cpu/core/core.h"
 #include "cpu/team.h"
 
 namespace tim_ext {
@@ -12,40 +13,20 @@ std::tuple<Tensor, Tensor, Tensor> gd_gradient_cpu(const Tensor& features,  // [
                                                    double marginal_weight, double entropy_order,
                                                    const std::optional<Tensor>& class_prior) {  // [T, K]
   const char* op = "gd_gradient";
-  check_floating(op, "features", features);
+  const TasksShape s = check_step_features(op, features, weights);
+  check_step_labels(op, labels, features, s);
+  const EqualTasks equal = equal_tasks(op, features, labels, s, class_prior);
   const ScalarType real = features.scalar_type();
-  check_tensor(op, "features", features, real, {-1, -1, -1});
-  const int64_t tasks = features.size(0), samples = features.size(1), dim = features.size(2);
-  check_tensor(op, "weights", weights, real, {tasks, -1, dim});
-  check_tensor(op, "labels", labels, ScalarType::Long, {tasks, samples});
-  const int64_t classes = weights.size(1);
-  STD_TORCH_CHECK(classes > 0, op, ": weights must hold at least one class, got ", shape_of(weights));
-  if (class_prior) {
-    check_tensor(op, "class_prior", *class_prior, ScalarType::Double, {tasks, classes});
-    check_prior(op, *class_prior);
-  }
-
-  std::vector<int64_t> offsets(size_t(tasks) + 1), counts(size_t(tasks), classes);
-  for (int64_t t = 0; t <= tasks; ++t) offsets[size_t(t)] = t * samples;
-  const Batch batch = {dtype_of(op, features),
-                       features.const_data_ptr(),
-                       tasks * samples,
-                       dim,
-                       nullptr,
-                       labels.const_data_ptr<int64_t>(),
-                       offsets.data(),
-                       counts.data(),
-                       class_prior ? class_prior->const_data_ptr<double>() : nullptr,
-                       tasks};
+  const int64_t tasks = s.tasks;
   Tensor loss = new_tensor(features, {tasks}, real), terms = new_tensor(features, {tasks, 3}, real);
-  Tensor gradient = new_tensor(weights, {tasks, classes, dim}, real);
+  Tensor gradient = new_tensor(weights, {tasks, s.classes, s.dim}, real);
   std::vector<int64_t> status(size_t(tasks) * 3);
   const GdParams params = {lam, alpha, temperature, marginal_weight, entropy_order, 0, 0, 0, 0, 0, 0, false};
-  gd_gradient(batch, params, weights.const_data_ptr(), gradient.mutable_data_ptr(), terms.mutable_data_ptr(),
-              status.data(), torch_team());
+  gd_gradient(equal.batch, params, weights.const_data_ptr(), gradient.mutable_data_ptr(),
+              terms.mutable_data_ptr(), status.data(), torch_team());
   for (int64_t t = 0; t < tasks; ++t)
     STD_TORCH_CHECK(status[size_t(t) * 3] == 0, op, ": task ", t,
-                    " is refused: every class needs a support sample, labels must be below ", classes,
+                    " is refused: every class needs a support sample, labels must be below ", s.classes,
                     " and features finite");
   auto sum_terms = [&](auto* value, const auto* term) {
     using T = std::remove_reference_t<decltype(*value)>;

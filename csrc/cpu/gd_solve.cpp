@@ -1,5 +1,6 @@
 // gd_solve on the CPU: tensors in, tensors out; the work is in core/gd.cpp.
-#include "cpu/solve_tensors.h"
+#include "common/solve_tensors.h"
+#include "cpu/core/core.h"
 #include "cpu/team.h"
 
 namespace tim_ext {

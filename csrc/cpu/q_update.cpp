@@ -7,19 +7,17 @@ namespace {
 Tensor q_update_cpu(const Tensor& log_probs,  // [T, N, K]
                     const Tensor& labels,     // [T, N]
                     double alpha, double beta, double marginal_weight) {
-  check_floating("q_update", "log_probs", log_probs);
-  check_tensor("q_update", "log_probs", log_probs, log_probs.scalar_type(), {-1, -1, -1});
-  check_tensor("q_update", "labels", labels, ScalarType::Long, {log_probs.size(0), log_probs.size(1)});
-  const TasksShape s = {{log_probs.size(1), log_probs.size(2), 0}, log_probs.size(0)};
+  const TasksShape s = check_log_probs("q_update", log_probs);
+  check_step_labels("q_update", labels, log_probs, s);
   Tensor q = new_tensor(log_probs, {s.tasks, s.samples, s.classes}, log_probs.scalar_type());
   with_type(log_probs, [&](auto zero) {
     using T = decltype(zero);
     for_pieces<T>(s, 1, [&](int64_t t, int64_t, void* work) {
       const int64_t at = t * s.samples * s.classes;
       kernels<T>().q_update(log_probs.const_data_ptr<T>() + at,
-                            labels.const_data_ptr<int64_t>() + t * s.samples, s, T(1 + alpha / beta),
-                            T(marginal_weight / (marginal_weight + beta)), q.mutable_data_ptr<T>() + at,
-                            work);
+                            labels.const_data_ptr<int64_t>() + t * s.samples, step_shape(s),
+                            T(1 + alpha / beta), T(marginal_weight / (marginal_weight + beta)),
+                            q.mutable_data_ptr<T>() + at, work);
     });
   });
   return q;

@@ -1,0 +1,219 @@
+"""Time per task on a GPU: predicted from instruction counts, and measured where there is one.
+
+    python -m benchmarks.gpu                      the predictions; with a GPU, also measurements
+    python -m benchmarks.gpu --write              ... into docs/gpu.md
+    python -m benchmarks.gpu --sass FILE KERNEL   instructions in the loops of a kernel (a cubin, .o or .so)
+
+docs/gpu.md explains every step of the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import math
+import re
+import statistics
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import tim_ext
+
+PAGE = Path(__file__).parent.parent / "docs" / "gpu.md"
+BEGIN, END = "<!-- table made by benchmarks.gpu: begin -->", "<!-- end -->"
+PAPER = {"adm": 0.12, "gd": 2.2}  # seconds per task, 5-way 5-shot, GTX 1080 Ti
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """From the vendor's data sheets; L2 bytes per clock as measured by others where the vendor is silent."""
+
+    name: str
+    processors: int
+    clock: float  # Hz
+    l2_bytes: float
+    l2_per_clock: float  # bytes, of the whole device
+    memory: float  # bytes per second
+
+
+GPUS = (
+    Gpu("A100 SXM 40 GB", 108, 1.41e9, 40e6, 5120, 1555e9),
+    Gpu("H100 SXM", 132, 1.755e9, 50e6, 5120, 3350e9),
+    Gpu("RTX 4090", 128, 2.52e9, 72e6, 2048, 1008e9),
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    name: str
+    ways: int
+    samples: int
+    dim: int
+
+    @property
+    def shots(self) -> int:
+        return max(1, (self.samples - 15 * self.ways) // self.ways)
+
+
+SHAPES = (
+    Shape("5-way 1-shot", 5, 80, 640),
+    Shape("5-way 5-shot", 5, 100, 640),
+    Shape("20-way 1-shot", 20, 320, 640),
+    Shape("20-way 5-shot", 20, 400, 640),
+    Shape("Meta-Dataset size (25-way, N = 750, d = 512)", 25, 750, 512),
+)
+
+WARPS, SCHEDULERS, LANES = 8, 4, 32
+
+
+def elementwise(n: int, k: int) -> float:
+    """Warp instructions of an iteration outside the products; counts per class and sample from the SASS.
+
+    Phases of rows (softmax, q, C): a warp for 32 samples, 37 + 24 + 16 instructions per class and
+    60 + 50 + 30 besides. Phases of classes (shift, sums, mass): a warp for a class, 24 + 21 + 6 per 32
+    samples and 25 + 115 + 55 besides.
+    """
+    rounds = math.ceil(n / LANES)
+    return rounds * (77 * k + 140) + k * (51 * rounds + 195)
+
+
+def adm_registers_clocks(n: int, k: int, d: int, iterations: int) -> float:
+    """Clocks of a multiprocessor per task when its four schedulers issue all the time."""
+    tile = 5 if n <= 80 else 7 if n <= 112 else 8
+    tiles = math.ceil((k - 1) / 4)
+    # 4 tile^2 multiply-adds, tile loads, 30 sums across lanes (shuffle, two selects, add), 22 besides
+    product = tiles * WARPS * (4 * tile**2 + tile + 30 * 4 + 22)
+    # per feature: tile (tile + 1) / 2 multiply-adds, 4 loads, 2 besides, 12 to bring it to shared memory
+    gram = d * WARPS * (tile * (tile + 1) / 2 + 4 + 2 + 12)
+    weights = math.ceil(d / 128) * math.ceil(k / 4) * (n * 25 + WARPS * 120)
+    return (gram + (iterations + 1) * (product + elementwise(n, k)) + weights) / SCHEDULERS
+
+
+def streaming_clocks(gpu: Gpu, bytes_read: float, resident: float, multiply_adds: float) -> float:
+    """A pass over a matrix by one block per multiprocessor: the slower of memory and arithmetic."""
+    per_processor = gpu.l2_per_clock / gpu.processors
+    fits = resident * gpu.processors <= gpu.l2_bytes
+    if not fits:  # the part that does not fit in L2 comes from memory
+        share = gpu.l2_bytes / (resident * gpu.processors)
+        dram = gpu.memory / gpu.clock / gpu.processors
+        per_processor = 1 / (share / per_processor + (1 - share) / dram)
+    return max(bytes_read / per_processor, multiply_adds / (LANES * SCHEDULERS))
+
+
+def adm_dual_clocks(gpu: Gpu, n: int, k: int, d: int, iterations: int) -> float:
+    tiles = math.ceil((k - 1) / 8)
+    gram = n * n * 4
+    product = streaming_clocks(gpu, tiles * gram, gram, tiles * 8 * n * n)
+    build = n * n / 2 * d * 1.6 / (LANES * SCHEDULERS)
+    return build + (iterations + 1) * (product + elementwise(n, k) / SCHEDULERS)
+
+
+def gd_clocks(gpu: Gpu, n: int, k: int, d: int, iterations: int) -> float:
+    features = n * d * 4
+    rows = streaming_clocks(gpu, math.ceil((k - 1) / 8) * features, features, n * d * 8)
+    columns = streaming_clocks(gpu, math.ceil(k / 8) * features, features, n * d * 8)
+    return iterations * (rows + columns + elementwise(n, k) / SCHEDULERS)
+
+
+def predict(gpu: Gpu, shape: Shape, solver: str) -> float:
+    """Seconds per task when 10,000 tasks are batched."""
+    n, k, d = shape.samples, shape.ways, shape.dim
+    if solver == "gd":
+        clocks = gd_clocks(gpu, n, k, d, 1000)
+    elif n <= 128:
+        clocks = adm_registers_clocks(n, k, d, 150)
+    else:
+        clocks = adm_dual_clocks(gpu, n, k, d, 150)
+    return clocks / gpu.clock / gpu.processors
+
+
+def measure(shape: Shape, solver: str, device: torch.device) -> float:
+    """Seconds per task: median of five batches, synchronised."""
+    tasks = 2000 if shape.samples <= 128 and solver == "adm" else 300
+    generator = torch.Generator(device).manual_seed(0)
+    features = torch.randn(tasks, shape.samples, shape.dim, device=device, generator=generator)
+    labels = torch.full((tasks, shape.samples), -1, device=device)
+    support = shape.ways * shape.shots
+    labels[:, :support] = torch.arange(support, device=device) % shape.ways
+    solve = getattr(tim_ext, solver)
+    times = []
+    for _ in range(6):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        solve(features, labels, num_classes=shape.ways)
+        stop.record()
+        torch.cuda.synchronize(device)
+        times.append(start.elapsed_time(stop) / 1000 / tasks)
+    return statistics.median(times[1:])
+
+
+def readable(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
+
+
+def table(device: torch.device | None) -> str:
+    names = [f"{gpu.name} (predicted)" for gpu in GPUS]
+    if device is not None:
+        names.append(f"{torch.cuda.get_device_name(device)} (measured)")
+    lines = ["| solver | task | " + " | ".join(names) + " |", "|---|---|" + "---|" * len(names)]
+    for solver in ("adm", "gd"):
+        for shape in SHAPES:
+            cells = [readable(predict(gpu, shape, solver)) for gpu in GPUS]
+            if device is not None:
+                cells.append(readable(measure(shape, solver, device)))
+            lines.append(f"| TIM-{solver.upper()} | {shape.name} | " + " | ".join(cells) + " |")
+    a100, five = GPUS[0], SHAPES[1]
+    for solver, seconds in PAPER.items():
+        ratio = seconds / predict(a100, five, solver)
+        lines.append(
+            f"\nTIM-{solver.upper()}, 5-way 5-shot: the paper measured {seconds} s per task, GTX 1080 Ti; "
+            f"predicted for the A100: {readable(predict(a100, five, solver))}, {ratio:,.0f} times less."
+        )
+    return "\n".join(lines)
+
+
+def write(text: str) -> None:
+    page = PAGE.read_text()
+    before, rest = page.split(BEGIN)
+    _, after = rest.split(END)
+    PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+
+
+def loops(file: str, kernel: str) -> None:
+    """The instructions of every loop of a kernel; a loop is what lies before a branch that goes back."""
+    output = subprocess.run(["cuobjdump", "-sass", file], check=True, capture_output=True, text=True).stdout
+    instruction = re.compile(r"\s+/\*([0-9a-f]+)\*/\s+(?:@!?U?P\w+ )?\s*([A-Z0-9_.]+)\s*(.*?);")
+    for function in output.split("Function : ")[1:]:
+        name, _, text = function.partition("\n")
+        if kernel not in name:
+            continue
+        code = [(int(at, 16), op, rest) for at, op, rest in instruction.findall(text)]
+        print(f"{name}: {len(code)} instructions")
+        for at, op, rest in code:
+            target = re.search(r"0x([0-9a-f]+)", rest)
+            if op.startswith("BRA") and target and int(target[1], 16) < at:
+                body = [o.split(".")[0] for a, o, _ in code if int(target[1], 16) <= a <= at]
+                mix = ", ".join(f"{count} {o}" for o, count in collections.Counter(body).most_common(8))
+                print(f"  {target[1]:>6} .. {at:>6x}: {len(body)} instructions: {mix}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="put the table into docs/gpu.md")
+    parser.add_argument(
+        "--sass", nargs=2, metavar=("FILE", "KERNEL"), help="instructions of a kernel's loops"
+    )
+    options = parser.parse_args()
+    if options.sass:
+        return loops(*options.sass)
+    text = table(torch.device("cuda") if torch.cuda.is_available() else None)
+    print(text)
+    if options.write:
+        write(text)
+
+
+if __name__ == "__main__":
+    main()

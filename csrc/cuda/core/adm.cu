@@ -1,0 +1,152 @@
+// A batch of TIM-ADM tasks on the GPU: which kernel each task gets, the workspace and the launches.
+#include <type_traits>
+
+#include "cuda/core/adm_kernels.cuh"
+#include "cuda/core/launch.h"
+
+namespace tim_ext {
+namespace cuda {
+namespace {
+
+// Kinds of tasks: up to 8, G in registers in tiles of that size; G in shared memory; in global memory; primal.
+enum Kind { kRegisters = 8, kSharedGram, kGlobalGram, kPrimal };
+
+constexpr double kGramLimit = 256e6;  // bytes
+
+// f(constant) for the smallest tile that holds n samples; none: false.
+template <class F>
+bool with_tile(int64_t n, F f) {
+  if (n <= 80)
+    f(std::integral_constant<int, 5>{});  // 5-way 1-shot with 15 queries per class: N = 80
+  else if (n <= 112)
+    f(std::integral_constant<int, 7>{});  // 5-shot: N = 100
+  else if (n <= 128)
+    f(std::integral_constant<int, 8>{});
+  else
+    return false;
+  return true;
+}
+
+template <class T>
+Plan choose(int64_t samples, int64_t classes, int64_t dim, const AdmParams& params, const Device& device) {
+  const double n = double(samples), d = double(dim), k = double(classes), i = double(params.iterations);
+  const double dual = n * n * d / 2 + i * (n * n * (k - 1) + 40 * n * k);
+  const double primal = i * (2 * n * d * k + 50 * n * k);
+  if (params.solver != Solver::primal) {
+    int tile = 0;
+    if (sizeof(T) == 4)
+      with_tile(samples, [&](auto size) {
+        constexpr int Tile = decltype(size)::value;
+        if (take_register_memory<Tile>(nullptr, int(classes)).bytes <= device.shared_per_block) tile = Tile;
+      });
+    if (tile > 0) return {tile, dual, false};
+    const bool affordable = n * n * sizeof(T) <= kGramLimit && dual <= primal;
+    if (params.solver == Solver::dual || affordable) {
+      const bool shared = take_dual_shared<T>(nullptr, samples).bytes <= device.shared_per_block;
+      return {shared ? kSharedGram : kGlobalGram, dual, !shared};
+    }
+  }
+  return {kPrimal, primal, true};
+}
+
+template <class T>
+struct Prepared {
+  Schedule schedule;
+  std::vector<GroupSlots> slots;
+  int64_t slots_total;
+};
+
+template <class T>
+Prepared<T> plan(const Batch& batch, const AdmParams& params, const Device& device) {
+  Prepared<T> p;
+  p.schedule = make_schedule(batch, params.iterations, device, [&](int64_t n, int64_t K) {
+    return choose<T>(n, K, batch.dim, params, device);
+  });
+  p.slots = plan_slots(p.schedule, device, [&](int kind, int64_t n, int K) -> int64_t {
+    if (kind <= kRegisters) return 0;
+    return kind == kPrimal ? take_adm_primal_memory<T>(nullptr, n, K, batch.dim).bytes
+                           : take_dual_memory<T>(nullptr, n, K, batch.dim, kind == kGlobalGram).bytes;
+  });
+  p.slots_total = slots_bytes(p.slots);
+  return p;
+}
+
+template <int Tile>
+void launch_registers(const Problem<float>& problem, const AdmWeights<float>& weights, const Group& group,
+                      const Schedule& schedule, cudaStream_t stream) {
+  int classes = 1;
+  for (int i = group.first; i < group.first + group.count; ++i)
+    classes = std::max(classes, schedule.table[size_t(i)].classes);
+  const int64_t shared = take_register_memory<Tile>(nullptr, classes).bytes;
+  allow_shared(adm_registers_kernel<Tile>, shared);
+  TIM_LAUNCH((adm_registers_kernel<Tile>), group.count, kThreads, size_t(shared), stream, problem, weights,
+             group.first);
+}
+
+template <class T>
+void solve(const Batch& batch, const AdmParams& params, const Outputs& out, void* workspace,
+           const Device& device, cudaStream_t stream) {
+  const Prepared<T> p = plan<T>(batch, params, device);
+  const Workspace<T> w = take_workspace<T>(workspace, batch, p.schedule, p.slots_total);
+  const Problem<T> problem =
+      prepare<T>(batch, out, p.schedule, w, params.normalize, params.iterations + 1, nullptr, stream);
+  const AdmWeights<T> weights = {T(params.temperature * kLog2e),
+                                 T(params.lam / (params.beta + params.alpha)),
+                                 T(1 + params.alpha / params.beta),
+                                 T(params.marginal_weight / (params.marginal_weight + params.beta)),
+                                 T(params.tol),
+                                 params.iterations};
+  unsigned* counters = w.counters;
+  for (size_t g = 0; g < p.schedule.groups.size(); ++g) {
+    const Group& group = p.schedule.groups[g];
+    if constexpr (sizeof(T) == 4)
+      if (group.kind <= kRegisters)
+        with_tile(group.kind * 16, [&](auto size) {
+          launch_registers<decltype(size)::value>(problem, weights, group, p.schedule, stream);
+        });
+    if (group.kind == kSharedGram || group.kind == kGlobalGram) {
+      const int64_t in_shared = group.kind == kSharedGram ? group.samples : 0;
+      launch_group(adm_dual_kernel<T>, problem, weights, group, w, counters, p.slots[g],
+                   take_dual_shared<T>(nullptr, in_shared).bytes, stream, in_shared);
+    } else if (group.kind == kPrimal) {
+      launch_group(adm_primal_kernel<T>, problem, weights, group, w, counters, p.slots[g],
+                   take_primal_shared<T>(nullptr).bytes, stream);
+    }
+    counters += 1 + group.teams.size();
+  }
+  check(cudaGetLastError(), "adm_solve");
+}
+
+}  // namespace
+
+size_t adm_workspace(const Batch& batch, const AdmParams& params, const Device& device) {
+  if (batch.dtype == Dtype::f64) {
+    const auto p = plan<double>(batch, params, device);
+    return size_t(take_workspace<double>(nullptr, batch, p.schedule, p.slots_total).bytes);
+  }
+  const auto p = plan<float>(batch, params, device);
+  return size_t(take_workspace<float>(nullptr, batch, p.schedule, p.slots_total).bytes);
+}
+
+void adm_solve(const Batch& batch, const AdmParams& params, const Outputs& outputs, void* workspace,
+               const Device& device, cudaStream_t stream) {
+  if (batch.tasks == 0) return;
+  if (batch.dtype == Dtype::f64)
+    solve<double>(batch, params, outputs, workspace, device, stream);
+  else
+    solve<float>(batch, params, outputs, workspace, device, stream);
+}
+
+Device current_device() {
+  int device = 0;
+  Device found{};
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&found.processors, cudaDevAttrMultiProcessorCount, device),
+        "reading the number of multiprocessors");
+  check(cudaDeviceGetAttribute(&found.shared_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+        "reading the size of shared memory");
+  return found;
+}
+
+}  // namespace cuda
+}  // namespace tim_ext

@@ -1,0 +1,306 @@
+// TIM-ADM. Three kernels, each of which keeps a task on a block (or team of blocks) from the first iteration to the
+// last:
+//
+//   adm_registers_kernel  dual, N <= 128, float32: G in registers, everything else in shared memory
+//   adm_dual_kernel       dual, any N: G in shared memory where it fits, else in global memory (L2)
+//   adm_primal_kernel     primal
+#pragma once
+
+#include "cuda/core/forms.cuh"
+
+namespace tim_ext {
+namespace cuda {
+
+// G in registers -----------------------------------------------------------------------------------
+//
+// Thread (y, x) of 16 x 16 holds G for rows y + 16 r and columns x + 16 c, r, c < Tile, as gram_tile left it. A product
+// with four columns of C: Tile 16-byte loads, 4 Tile^2 multiply-adds, and 4 Tile sums over the 16 threads of a
+// row, which are half a warp: 30 shuffles (15 for Tile <= 4). No partial sum goes through memory.
+
+template <int Tile>
+struct RegisterForm {
+  float (&g)[Tile][Tile];
+  Team& team;
+  const TaskArrays<float>& a;
+  const DualState<float>& s;
+  const AdmWeights<float>& c;
+
+  __device__ __forceinline__ void product() {
+    constexpr int sums = Tile <= 4 ? 16 : 32;
+    const int y = int(threadIdx.x) / 16, x = int(threadIdx.x) % 16;
+    for (int k0 = 0; k0 < a.K - 1; k0 += 4) {
+      float sum[sums];  // (r, k) at 4 r + k
+#pragma unroll
+      for (int j = 0; j < sums; ++j) sum[j] = 0;
+#pragma unroll
+      for (int column = 0; column < Tile; ++column) {
+        float d[4];
+        load_four(s.difference + grouped(x + 16 * column, k0, a.ld), d);
+#pragma unroll
+        for (int r = 0; r < Tile; ++r)
+#pragma unroll
+          for (int k = 0; k < 4; ++k) sum[4 * r + k] += g[r][column] * d[k];
+      }
+      halve<sums>(sum, x, 8);
+      halve<sums / 2>(sum, x, 4);
+      halve<sums / 4>(sum, x, 2);
+      halve<sums / 8>(sum, x, 1);
+      // What is left belongs to the sums numbered sums / 16 * x, ...
+#pragma unroll
+      for (int j = 0; j < sums / 16; ++j) {
+        const int number = sums / 16 * x + j, r = number / 4, k = k0 + number % 4;
+        if (r < Tile && k < a.K - 1) a.log_p(k)[y + 16 * r] = sum[j];
+      }
+    }
+    TIM_SYNC(team);
+    dual_shift(team, a, s, c.tau);
+    TIM_SYNC(team);
+  }
+  __device__ __forceinline__ void update() {
+    dual_update(team, a, s, c.support);
+    TIM_SYNC(team);
+  }
+};
+
+// Shared memory: first what is needed before and after the iterations, the stages of the Gram product and the
+// partial sums of W; then the state.
+template <int Tile>
+struct RegisterMemory {
+  float* scratch;
+  int* label;
+  TaskArrays<float> a;
+  DualState<float> s;
+  int64_t bytes;
+};
+template <int Tile>
+__host__ __device__ RegisterMemory<Tile> take_register_memory(void* start, int K) {
+  constexpr int partial = kPartial<float> / 2;  // four classes at a time
+  Arena arena(start);
+  RegisterMemory<Tile> m{};
+  m.scratch = arena.take<float>(gram_stage<Tile, true>() > partial ? gram_stage<Tile, true>() : partial);
+  m.label = arena.take<int>(16 * Tile);
+  m.a = take_arrays<float>(arena, 16 * Tile, K);
+  m.s = take_dual<float>(arena, m.a.ld, K);
+  m.bytes = arena.used();
+  return m;
+}
+
+template <int Tile>
+__global__ void __launch_bounds__(kThreads, 2)
+    adm_registers_kernel(Problem<float> problem, AdmWeights<float> c, int first) {
+  TIM_SHARED_MEMORY(memory);
+  const TaskSamples samples = problem.samples[first + blockIdx.x];
+  if (samples.refused) return;
+  const TaskEntry task = problem.table[first + blockIdx.x];
+  RegisterMemory<Tile> m = take_register_memory<Tile>(memory, task.classes);
+  bind_task(m.a, problem, task, samples);
+  Team team{0, 1, nullptr, 0};
+  for (int i = int(threadIdx.x); i < m.a.n; i += kThreads) m.label[i] = m.a.label[i];
+  m.a.label = m.label;
+
+  const FeatureRows<float> rows = rows_of(problem, task);
+  float g[Tile][Tile];
+  gram_tile<Tile, true>(rows, m.a.n, 0, 0, problem.dim, m.scratch, g);
+  dual_start(team, m.a, m.s);
+  TIM_SYNC(team);
+
+  RegisterForm<Tile> form{g, team, m.a, m.s, c};
+  float* const history = problem.history ? problem.history + 3 * problem.history_length * task.task : nullptr;
+  const int64_t iterations = adm_iterate(team, m.a, c, form, history);
+  if (threadIdx.x == 0) problem.iterations[task.task] = iterations;
+  write_rows(team, m.a, problem, task);
+  if (problem.weights == nullptr) return;
+  dual_finish(team, m.a, m.s);
+  TIM_SYNC(team);
+  float* const weights = problem.weights + task.first_class * problem.dim;
+  const GroupedWeights<float> coefficients{m.s.difference, m.a.ld};
+  accumulate_columns_by<4>(
+      team, rows, m.a.n, problem.dim, coefficients, task.classes, m.scratch, 1, static_cast<float*>(nullptr),
+      [&](int k, int64_t column, float sum) { weights[k * problem.dim + column] = sum; });
+}
+
+// G in memory --------------------------------------------------------------------------------------
+
+constexpr int kGramTile = 4;
+
+template <class T>
+struct DualForm {
+  const T* gram;  // [n][ld]
+  Team& team;
+  const TaskArrays<T>& a;
+  const DualState<T>& s;
+  const AdmWeights<T>& c;
+  T *partial, *sliced;
+
+  // U_k = G (C_k - C_K): G is symmetric, so its rows are the samples to sum over, its columns the results.
+  __device__ void product() {
+    accumulate_columns(team, MatrixRows<T>{gram, a.ld, round_up(a.n, kVector<T>)}, a.n, int64_t(a.n),
+                       s.difference, a.ld, a.K - 1, partial, sliced,
+                       [&](int k, int64_t i, T sum) { a.log_p(k)[i] = sum; });
+    TIM_SYNC(team);
+    dual_shift(team, a, s, c.tau);
+    TIM_SYNC(team);
+  }
+  __device__ void update() {
+    dual_update(team, a, s, c.support);
+    TIM_SYNC(team);
+  }
+};
+
+template <class T>
+struct DualMemory {
+  TaskArrays<T> a;
+  DualState<T> s;
+  int64_t pitch;
+  T *z, *sliced, *gram;  // Z [N][pitch]
+  int64_t bytes;
+};
+template <class T>
+__host__ __device__ DualMemory<T> take_dual_memory(void* start, int64_t N, int K, int64_t dim,
+                                                   bool with_gram) {
+  Arena arena(start);
+  DualMemory<T> m{};
+  m.a = take_arrays<T>(arena, N, K);
+  m.s = take_dual<T>(arena, m.a.ld, K);
+  m.pitch = round_up(dim, kVector<T>);
+  m.z = arena.take<T>(N * m.pitch);
+  m.sliced = slices_of(N) > 1 ? arena.take<T>(slices_of(N) * K * (N > dim ? N : dim)) : nullptr;
+  m.gram = with_gram ? arena.take<T>(N * m.a.ld) : nullptr;
+  m.bytes = round_up(arena.used(), 256);
+  return m;
+}
+template <class T>
+struct DualShared {
+  T* scratch;
+  int* number;
+  T* gram;
+  int64_t bytes;
+};
+template <class T>
+__host__ __device__ DualShared<T> take_dual_shared(void* start, int64_t gram_samples) {
+  constexpr int stage = gram_stage<kGramTile, false>();
+  Arena arena(start);
+  DualShared<T> m{};
+  m.scratch = arena.take<T>(stage > kPartial<T> ? stage : kPartial<T>);
+  m.number = arena.take<int>(1);
+  m.gram = gram_samples > 0 ? arena.take<T>(gram_samples * leading(gram_samples)) : nullptr;
+  m.bytes = arena.used();
+  return m;
+}
+
+// gram_samples: the largest N of these tasks if G is to be in shared memory, else 0.
+template <class T>
+__global__ void __launch_bounds__(kThreads, 1)
+    adm_dual_kernel(Problem<T> problem, AdmWeights<T> c, Slots slots, int64_t gram_samples) {
+  TIM_SHARED_MEMORY(memory);
+  const DualShared<T> shared = take_dual_shared<T>(memory, gram_samples);
+  for_tasks(problem, slots, shared.number,
+            [&](Team& team, const TaskEntry& task, const TaskSamples& samples, void* slot) {
+              DualMemory<T> m =
+                  take_dual_memory<T>(slot, task.samples, task.classes, problem.dim, gram_samples == 0);
+              bind_task(m.a, problem, task, samples);
+              T* const gram = gram_samples > 0 ? shared.gram : m.gram;
+              const MatrixRows<T> rows{m.z, m.pitch, m.pitch};
+              copy_rows(team, rows_of(problem, task), m.a.n, m.z, m.pitch);
+              dual_start(team, m.a, m.s);
+              TIM_SYNC(team);
+              gram_matrix<kGramTile>(team, rows, m.a.n, m.pitch, shared.scratch, gram, m.a.ld);
+              TIM_SYNC(team);
+              DualForm<T> form{gram, team, m.a, m.s, c, shared.scratch, m.sliced};
+              T* const history =
+                  problem.history ? problem.history + 3 * problem.history_length * task.task : nullptr;
+              const int64_t iterations = adm_iterate(team, m.a, c, form, history);
+              if (team.thread() == 0) problem.iterations[task.task] = iterations;
+              write_rows(team, m.a, problem, task);
+              if (problem.weights == nullptr) return;
+              dual_finish(team, m.a, m.s);
+              TIM_SYNC(team);
+              T* const weights = problem.weights + task.first_class * problem.dim;
+              accumulate_columns(
+                  team, rows, m.a.n, problem.dim, m.s.difference, m.a.ld, task.classes, shared.scratch,
+                  m.sliced, [&](int k, int64_t column, T sum) { weights[k * problem.dim + column] = sum; });
+            });
+}
+
+// W explicit ---------------------------------------------------------------------------------------
+
+template <class T>
+struct AdmPrimalForm {
+  Team& team;
+  const TaskArrays<T>& a;
+  const PrimalState<T>& s;
+  const AdmWeights<T>& c;
+  T* partial;
+
+  __device__ void product() { primal_product(team, a, s, c.tau); }
+  // w_k <- (sum_i X_ik z_i + B_k w_k) / D_k
+  __device__ void update() {
+    const T query_weight = T(a.support) / T(a.queries());
+    for (int i = team.thread(); i < a.n; i += team.threads()) {
+      const T weight = a.is_query(i) ? query_weight : c.support;
+      for (int k = 0; k < a.K; ++k) s.x[grouped(i, k, a.ld)] = weight * (a.target(k)[i] - a.p(k)[i]);
+    }
+    TIM_SYNC(team);
+    accumulate_columns(team, s.rows(), a.n, s.dim, s.x, a.ld, a.K, partial, s.sliced,
+                       [&](int k, int64_t column, T sum) {
+                         T& w = s.weights[k * s.pitch + column];
+                         w = sum * a.step()[k] + w * a.stay()[k];
+                       });
+    TIM_SYNC(team);
+  }
+};
+
+template <class T>
+struct AdmPrimalMemory {
+  TaskArrays<T> a;
+  PrimalState<T> s;
+  int64_t bytes;
+};
+template <class T>
+__host__ __device__ AdmPrimalMemory<T> take_adm_primal_memory(void* start, int64_t N, int K, int64_t dim) {
+  Arena arena(start);
+  AdmPrimalMemory<T> m{};
+  m.a = take_arrays<T>(arena, N, K);
+  m.s = take_primal<T>(arena, N, m.a.ld, K, dim);
+  m.bytes = round_up(arena.used(), 256);
+  return m;
+}
+template <class T>
+struct PrimalShared {
+  T* partial;
+  int* number;
+  int64_t bytes;
+};
+template <class T>
+__host__ __device__ PrimalShared<T> take_primal_shared(void* start) {
+  Arena arena(start);
+  PrimalShared<T> m{};
+  m.partial = arena.take<T>(kPartial<T>);
+  m.number = arena.take<int>(1);
+  m.bytes = arena.used();
+  return m;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads, 1)
+    adm_primal_kernel(Problem<T> problem, AdmWeights<T> c, Slots slots) {
+  TIM_SHARED_MEMORY(memory);
+  const PrimalShared<T> shared = take_primal_shared<T>(memory);
+  for_tasks(problem, slots, shared.number,
+            [&](Team& team, const TaskEntry& task, const TaskSamples& samples, void* slot) {
+              AdmPrimalMemory<T> m = take_adm_primal_memory<T>(slot, task.samples, task.classes, problem.dim);
+              bind_task(m.a, problem, task, samples);
+              primal_start(team, m.a, m.s, rows_of(problem, task), static_cast<const T*>(nullptr));
+              AdmPrimalForm<T> form{team, m.a, m.s, c, shared.partial};
+              T* const history =
+                  problem.history ? problem.history + 3 * problem.history_length * task.task : nullptr;
+              const int64_t iterations = adm_iterate(team, m.a, c, form, history);
+              if (team.thread() == 0) problem.iterations[task.task] = iterations;
+              write_rows(team, m.a, problem, task);
+              if (problem.weights)
+                primal_finish(team, m.s, task.classes, problem.weights + task.first_class * problem.dim);
+            });
+}
+
+}  // namespace cuda
+}  // namespace tim_ext

@@ -1,0 +1,59 @@
+// The torch-free core of the CUDA operators: plain device pointers, sizes and parameters.
+//
+// A solve passes through: adm.cu or gd.cu here (which kernel each task gets, launches) -> the kernel
+// (*_kernel.cuh), which keeps a thread block on a task until it is solved.
+//
+// In a Batch, features, rows and labels are device pointers; offsets, classes and class_prior are host pointers,
+// read before the call returns. Outputs are device pointers. Nothing here allocates, synchronises or
+// copies from host memory: small tables travel as kernel arguments, so that a call can be captured in a CUDA graph.
+#pragma once
+
+#include <cstddef>
+
+#include "common/problem.h"
+#include "cuda/core/platform.h"
+
+namespace tim_ext {
+namespace cuda {
+
+// What the launch code must know of a device.
+struct Device {
+  int processors;        // streaming multiprocessors
+  int shared_per_block;  // bytes a block may have at most (opt-in)
+};
+Device current_device();
+
+// Bytes of workspace (device memory, 256-byte aligned), then the work itself on a stream.
+size_t adm_workspace(const Batch& batch, const AdmParams& params, const Device& device);
+void adm_solve(const Batch& batch, const AdmParams& params, const Outputs& outputs, void* workspace,
+               const Device& device, cudaStream_t stream);
+
+size_t gd_workspace(const Batch& batch, const GdParams& params, const Device& device);
+void gd_solve(const Batch& batch, const GdParams& params, const Outputs& outputs, void* workspace,
+              const Device& device, cudaStream_t stream);
+
+// weights, gradient [sum_t K_t, dim] and terms [T, 3] of the type that features compute in; status [T, 3].
+void gd_gradient(const Batch& batch, const GdParams& params, const void* weights, void* gradient, void* terms,
+                 int64_t* status, void* workspace, const Device& device, cudaStream_t stream);
+
+// loss [T] = lam CE - m M + alpha H, from the terms [T, 3] of gd_gradient.
+template <class T>
+void sum_terms(const T* terms, int64_t tasks, const GdParams& params, T* loss, cudaStream_t stream);
+
+// The steps, for T tasks of equal shape; T is float or double.
+struct StepShape {
+  int64_t tasks, samples, classes, dim;
+};
+template <class T>
+void distance_softmax(const T* features, const T* weights, const StepShape& shape, double temperature,
+                      T* probs, T* log_probs, cudaStream_t stream);
+template <class T>
+void q_update(const T* log_probs, const int64_t* labels, const StepShape& shape, double power,
+              double marginal_power, T* assignments, cudaStream_t stream);
+template <class T>
+void w_update(const T* features, const T* weights, const T* probs, const T* assignments,
+              const int64_t* labels, const StepShape& shape, double support_weight, T* out,
+              cudaStream_t stream);
+
+}  // namespace cuda
+}  // namespace tim_ext

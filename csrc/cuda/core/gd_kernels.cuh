@@ -1,0 +1,145 @@
+// TIM-GD: Adam on W with the analytic gradient, and that gradient on its own. A block (or team of blocks) stays with a
+// task for all steps: its features, W and Adam's moments stay in L2 and L1, and nothing is launched per step.
+//
+//   dL/dw_k = tau ( sum_i g_ik z_i - w_k sum_i g_ik )       g: see gd_gradient_rows
+#pragma once
+
+#include "cuda/core/adm_kernels.cuh"
+
+namespace tim_ext {
+namespace cuda {
+
+template <class T>
+struct GdMemory {
+  TaskArrays<T> a;
+  PrimalState<T> s;
+  T *first, *second;  // Adam's moments, [K][pitch]
+  T* adam;            // [2]: step size and factor of sqrt(second) at this step
+  int64_t bytes;
+};
+template <class T>
+__host__ __device__ GdMemory<T> take_gd_memory(void* start, int64_t N, int K, int64_t dim) {
+  Arena arena(start);
+  GdMemory<T> m{};
+  m.a = take_arrays<T>(arena, N, K);
+  m.s = take_primal<T>(arena, N, m.a.ld, K, dim);
+  m.first = arena.take<T>(K * m.s.pitch);
+  m.second = arena.take<T>(K * m.s.pitch);
+  m.adam = arena.take<T>(2);
+  m.bytes = round_up(arena.used(), 256);
+  return m;
+}
+
+// p, log p and the class sums at W; afterwards everything is visible.
+template <class T>
+__device__ void gd_probabilities(Team& team, const GdMemory<T>& m, const GdWeights<T>& c, bool compare,
+                                 unsigned* moved) {
+  primal_product(team, m.a, m.s, c.tau);
+  softmax_rows(team, m.a, c.tau, compare, c.tol, moved);
+  TIM_SYNC(team);
+}
+
+// g into x and its sums over samples into step.
+template <class T>
+__device__ void gd_weights_of_samples(Team& team, const GdMemory<T>& m, const GdWeights<T>& c) {
+  gd_gradient_rows(team, m.a, c, m.s.x);
+  TIM_SYNC(team);
+  gd_class_totals(team, m.a, m.s.x);
+  if (team.size > 1) TIM_SYNC(team);  // within a block, the barrier in accumulate_columns is enough
+}
+
+template <class T>
+__device__ int64_t gd_iterate(Team& team, const GdMemory<T>& m, const GdWeights<T>& c, T* partial,
+                              T* history) {
+  const TaskArrays<T>& a = m.a;
+  const int64_t planned = a.queries() > 0 ? c.iterations : 0;
+  double power1 = 1, power2 = 1;  // beta^t, of one thread
+  for (int64_t t = 0;; ++t) {
+    const bool compare = c.tol > 0 && t > 0;
+    gd_probabilities(team, m, c, compare, a.moved + t % 2);
+    const bool stop = t == planned || (compare && a.moved[t % 2] == 0);
+    if (stop && history == nullptr) return t;
+    if (team.thread() == 0) {
+      a.moved[(t + 1) % 2] = 0;
+      power1 *= c.adam_beta1;
+      power2 *= c.adam_beta2;
+      m.adam[0] = T(c.lr / (1 - power1));
+      m.adam[1] = T(1 / sqrt(1 - power2));
+    }
+    gd_class_sums(team, a, c.marginal_weight, c.order);
+    TIM_SYNC(team);
+    if (history != nullptr && team.warp() == 0) write_terms(a, c.order, history + 3 * t);
+    if (stop) return t;
+    gd_weights_of_samples(team, m, c);
+    const T rate = m.adam[0], correction = m.adam[1];
+    accumulate_columns(team, m.s.rows(), a.n, m.s.dim, m.s.x, a.ld, a.K, partial, m.s.sliced,
+                       [&](int k, int64_t column, T sum) {
+                         const int64_t at = k * m.s.pitch + column;
+                         const T w = m.s.weights[at], gradient = (sum - w * a.step()[k]) * c.temperature;
+                         const T first = m.first[at] + (gradient - m.first[at]) * c.keep_first;
+                         const T second = m.second[at] * c.keep_second + gradient * gradient * c.add_second;
+                         m.first[at] = first;
+                         m.second[at] = second;
+                         m.s.weights[at] = w - first * rate / (sqrt(second) * correction + c.eps);
+                       });
+    TIM_SYNC(team);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads, 1) gd_kernel(Problem<T> problem, GdWeights<T> c, Slots slots) {
+  TIM_SHARED_MEMORY(memory);
+  const PrimalShared<T> shared = take_primal_shared<T>(memory);
+  for_tasks(problem, slots, shared.number,
+            [&](Team& team, const TaskEntry& task, const TaskSamples& samples, void* slot) {
+              GdMemory<T> m = take_gd_memory<T>(slot, task.samples, task.classes, problem.dim);
+              bind_task(m.a, problem, task, samples);
+              for (int64_t j = team.thread(); j < task.classes * m.s.pitch; j += team.threads())
+                m.first[j] = m.second[j] = T(0);
+              primal_start(team, m.a, m.s, rows_of(problem, task), static_cast<const T*>(nullptr));
+              T* const history =
+                  problem.history ? problem.history + 3 * problem.history_length * task.task : nullptr;
+              const int64_t iterations = gd_iterate(team, m, c, shared.partial, history);
+              if (team.thread() == 0) problem.iterations[task.task] = iterations;
+              write_rows(team, m.a, problem, task);
+              if (problem.weights)
+                primal_finish(team, m.s, task.classes, problem.weights + task.first_class * problem.dim);
+            });
+}
+
+// Terms of the loss [T, 3] (in problem.history) and dL/dW (in problem.weights) at the weights problem.start.
+template <class T>
+__global__ void __launch_bounds__(kThreads, 1)
+    gd_gradient_kernel(Problem<T> problem, GdWeights<T> c, Slots slots) {
+  TIM_SHARED_MEMORY(memory);
+  const PrimalShared<T> shared = take_primal_shared<T>(memory);
+  for_tasks(problem, slots, shared.number,
+            [&](Team& team, const TaskEntry& task, const TaskSamples& samples, void* slot) {
+              GdMemory<T> m = take_gd_memory<T>(slot, task.samples, task.classes, problem.dim);
+              bind_task(m.a, problem, task, samples);
+              const int64_t at = task.first_class * problem.dim;
+              primal_start(team, m.a, m.s, rows_of(problem, task), problem.start + at);
+              gd_probabilities(team, m, c, false, m.a.moved);
+              gd_class_sums(team, m.a, c.marginal_weight, c.order);
+              TIM_SYNC(team);
+              if (team.warp() == 0) write_terms(m.a, c.order, problem.history + 3 * int64_t(task.task));
+              gd_weights_of_samples(team, m, c);
+              T* const gradient = problem.weights + at;
+              accumulate_columns(team, m.s.rows(), m.a.n, problem.dim, m.s.x, m.a.ld, m.a.K, shared.partial,
+                                 m.s.sliced, [&](int k, int64_t column, T sum) {
+                                   const T w = m.s.weights[k * m.s.pitch + column];
+                                   gradient[k * problem.dim + column] =
+                                       (sum - w * m.a.step()[k]) * c.temperature;
+                                 });
+            });
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    sum_terms_kernel(const T* terms, int64_t tasks, T lam, T marginal_weight, T alpha, T* loss) {
+  const int64_t t = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (t < tasks) loss[t] = lam * terms[3 * t] - marginal_weight * terms[3 * t + 1] + alpha * terms[3 * t + 2];
+}
+
+}  // namespace cuda
+}  // namespace tim_ext

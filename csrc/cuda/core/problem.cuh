@@ -1,0 +1,164 @@
+// A batch as kernels see it: the task table, the samples that count, and where results go.
+#pragma once
+
+#include "common/problem.h"
+#include "cuda/core/block.cuh"
+
+namespace tim_ext {
+namespace cuda {
+
+// One task. The table is sorted, the heaviest task first.
+struct TaskEntry {
+  int64_t first_sample, first_prob, first_class;  // in the flat arrays
+  int task, samples, classes, reserved;           // samples: with padding
+};
+
+// What prepare_kernel found.
+struct TaskSamples {
+  int count, support;  // samples without padding
+  int refused;
+  int reserved;
+};
+
+template <class T>
+struct Problem {
+  const void* features;  // [M, dim]
+  Dtype dtype;
+  bool aligned;  // whether rows allow vector loads
+  int64_t pool_rows, dim;
+  const int64_t* rows;       // [R] or null
+  const int64_t* labels;     // [R]
+  const double* log_priors;  // [sum_t K_t] or null: -log2(K prior_k)
+  const TaskEntry* table;    // [T]
+  const T* start;            // [sum_t K_t, dim]: initial weights, or null for the prototypes
+
+  // made by prepare_kernel: the samples of each task without padding, in order, at first_sample
+  TaskSamples* samples;  // [T], in the order of the table
+  int* position;         // [R] in the task
+  int* label;            // [R]
+  int64_t* row;          // [R]
+  T* scale;  // [R, 2]: z = x * scale[0] * scale[1]; the first is a power of 2, 1 unless x is extreme
+  int* support_count;  // [sum_t K_t]
+
+  // results, or null; see Outputs
+  T* probs;
+  int64_t* predictions;
+  T* weights;
+  int64_t* iterations;
+  T* history;
+  int64_t* status;
+  int64_t history_length;  // planned iterations + 1
+};
+
+template <class T>
+__device__ __forceinline__ T convert(float x) {
+  return T(x);
+}
+template <class T>
+__device__ __forceinline__ T convert(double x) {
+  return T(x);
+}
+template <class T>
+__device__ __forceinline__ T convert(__half x) {
+  return T(__half2float(x));
+}
+template <class T>
+__device__ __forceinline__ T convert(__nv_bfloat16 x) {
+  return T(__bfloat162float(x));
+}
+
+template <class In>
+__device__ __forceinline__ void load_halves(const In* from, float (&v)[4]) {
+  alignas(8) In x[4];
+  *reinterpret_cast<uint2*>(x) = *reinterpret_cast<const uint2*>(from);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) v[j] = convert<float>(x[j]);
+}
+
+// The samples of one task, z_i, as rows of vectors. The type of the features is a run-time choice: the branch is the
+// same for all threads, and the kernels need not be compiled for each.
+template <class T>
+struct FeatureRows {
+  const void* features;
+  Dtype dtype;
+  bool aligned;
+  int64_t dim;
+  const int64_t* row;  // of the task's samples
+  const T* scale;
+
+  __device__ __forceinline__ T element(int64_t at) const {
+    if constexpr (sizeof(T) == 8) return static_cast<const double*>(features)[at];
+    if (dtype == Dtype::f32) return convert<T>(static_cast<const float*>(features)[at]);
+    if (dtype == Dtype::f16) return convert<T>(static_cast<const __half*>(features)[at]);
+    return convert<T>(static_cast<const __nv_bfloat16*>(features)[at]);
+  }
+  // Elements c, c + 1, ... of the row of sample i; those beyond dim are 0.
+  __device__ __forceinline__ void load_raw(int64_t i, int64_t c, T (&v)[kVector<T>]) const {
+    load_at(row[i] * dim + c, c, v);
+  }
+  __device__ __forceinline__ void load_at(int64_t at, int64_t c, T (&v)[kVector<T>]) const {
+    if (!aligned || c >= dim) {
+#pragma unroll
+      for (int j = 0; j < kVector<T>; ++j) v[j] = c + j < dim ? element(at + j) : T(0);
+    } else if constexpr (sizeof(T) == 8) {
+      load_vector(static_cast<const double*>(features) + at, v);
+    } else if (dtype == Dtype::f32) {
+      load_vector(static_cast<const float*>(features) + at, v);
+    } else if (dtype == Dtype::f16) {
+      load_halves(static_cast<const __half*>(features) + at, v);
+    } else {
+      load_halves(static_cast<const __nv_bfloat16*>(features) + at, v);
+    }
+  }
+  // One row, with what must be looked up for it.
+  struct Row {
+    int64_t start;
+    T a, b;
+  };
+  __device__ __forceinline__ Row open(int64_t i) const {
+    return {row[i] * dim, scale[2 * i], scale[2 * i + 1]};
+  }
+  __device__ __forceinline__ void load(const Row& of, int64_t c, T (&v)[kVector<T>]) const {
+    load_at(of.start + c, c, v);
+#pragma unroll
+    for (int j = 0; j < kVector<T>; ++j) v[j] = v[j] * of.a * of.b;
+  }
+  __device__ __forceinline__ void load(int64_t i, int64_t c, T (&v)[kVector<T>]) const {
+    load(open(i), c, v);
+  }
+};
+
+// Rows of a matrix in memory, `pitch` apart, a multiple of kVector<T>.
+template <class T>
+struct MatrixRows {
+  const T* matrix;
+  int64_t pitch;
+  int64_t columns;  // what lies beyond is 0; a multiple of kVector<T>
+
+  using Row = const T*;
+  __device__ __forceinline__ Row open(int64_t i) const { return matrix + i * pitch; }
+  __device__ __forceinline__ void load(int64_t i, int64_t c, T (&v)[kVector<T>]) const {
+    load(open(i), c, v);
+  }
+  __device__ __forceinline__ void load(Row row, int64_t c, T (&v)[kVector<T>]) const {
+    if (c < columns) {
+      load_vector(row + c, v);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kVector<T>; ++j) v[j] = T(0);
+    }
+  }
+};
+
+template <class T>
+__device__ FeatureRows<T> rows_of(const Problem<T>& problem, const TaskEntry& task) {
+  return {problem.features,
+          problem.dtype,
+          problem.aligned,
+          problem.dim,
+          problem.row + task.first_sample,
+          problem.scale + 2 * task.first_sample};
+}
+
+}  // namespace cuda
+}  // namespace tim_ext
