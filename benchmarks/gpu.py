@@ -41,7 +41,7 @@ class Gpu:
 
 GPUS = (
     Gpu("A100 SXM 40 GB", 108, 1.41e9, 40e6, 5120, 1555e9),
-    Gpu("H100 SXM", 132, 1.755e9, 50e6, 5120, 3350e9),
+    Gpu("H100 SXM", 132, 1.98e9, 50e6, 5120, 3350e9),
     Gpu("RTX 4090", 128, 2.52e9, 72e6, 2048, 1008e9),
 )
 
@@ -92,47 +92,56 @@ def adm_registers_clocks(n: int, k: int, d: int, iterations: int) -> float:
     return (gram + (iterations + 1) * (product + elementwise(n, k)) + weights) / SCHEDULERS
 
 
-def streaming_clocks(gpu: Gpu, bytes_read: float, resident: float, multiply_adds: float) -> float:
-    """A pass over a matrix by one block per multiprocessor: the slower of memory and arithmetic."""
+def streaming_clocks(gpu: Gpu, bytes_read: float, resident: float, instructions: float) -> float:
+    """A pass over a matrix by one block per multiprocessor: the slower of memory and instruction issue.
+
+    `instructions` of a warp per 512 bytes, from the SASS: accumulate_columns 49, dot_rows 48 (27 for up to
+    four classes).
+    """
     per_processor = gpu.l2_per_clock / gpu.processors
     fits = resident * gpu.processors <= gpu.l2_bytes
     if not fits:  # the part that does not fit in L2 comes from memory
         share = gpu.l2_bytes / (resident * gpu.processors)
         dram = gpu.memory / gpu.clock / gpu.processors
         per_processor = 1 / (share / per_processor + (1 - share) / dram)
-    return max(bytes_read / per_processor, multiply_adds / (LANES * SCHEDULERS))
+    return max(bytes_read / per_processor, bytes_read / 512 * instructions / SCHEDULERS)
 
 
 def adm_dual_clocks(gpu: Gpu, n: int, k: int, d: int, iterations: int) -> float:
     tiles = math.ceil((k - 1) / 8)
     gram = n * n * 4
-    product = streaming_clocks(gpu, tiles * gram, gram, tiles * 8 * n * n)
+    product = streaming_clocks(gpu, tiles * gram, gram, 49)
     build = n * n / 2 * d * 1.6 / (LANES * SCHEDULERS)
     return build + (iterations + 1) * (product + elementwise(n, k) / SCHEDULERS)
 
 
 def gd_clocks(gpu: Gpu, n: int, k: int, d: int, iterations: int) -> float:
     features = n * d * 4
-    rows = streaming_clocks(gpu, math.ceil((k - 1) / 8) * features, features, n * d * 8)
-    columns = streaming_clocks(gpu, math.ceil(k / 8) * features, features, n * d * 8)
+    state = features + 4 * k * d * 4 + 4 * n * 8 * 4  # with W, V, Adam's moments, p and the like
+    rows = streaming_clocks(gpu, math.ceil((k - 1) / 8) * features, state, 48 if k > 5 else 27)
+    columns = streaming_clocks(gpu, math.ceil(k / 8) * features, state, 49)
     return iterations * (rows + columns + elementwise(n, k) / SCHEDULERS)
 
 
 def predict(gpu: Gpu, shape: Shape, solver: str) -> float:
     """Seconds per task when 10,000 tasks are batched."""
     n, k, d = shape.samples, shape.ways, shape.dim
+    prepare = n * d * 4 / gpu.memory  # reads all features once, at the rate of memory
     if solver == "gd":
         clocks = gd_clocks(gpu, n, k, d, 1000)
     elif n <= 128:
         clocks = adm_registers_clocks(n, k, d, 150)
+        # G and W read the features from memory, once each
+        return prepare + max(clocks / gpu.clock / gpu.processors, 2 * n * d * 4 / gpu.memory)
     else:
         clocks = adm_dual_clocks(gpu, n, k, d, 150)
-    return clocks / gpu.clock / gpu.processors
+    return prepare + clocks / gpu.clock / gpu.processors
 
 
 def measure(shape: Shape, solver: str, device: torch.device) -> float:
     """Seconds per task: median of five batches, synchronised."""
-    tasks = 2000 if shape.samples <= 128 and solver == "adm" else 300
+    waves = 20 if shape.samples <= 128 and solver == "adm" else 5
+    tasks = waves * torch.cuda.get_device_properties(device).multi_processor_count
     generator = torch.Generator(device).manual_seed(0)
     features = torch.randn(tasks, shape.samples, shape.dim, device=device, generator=generator)
     labels = torch.full((tasks, shape.samples), -1, device=device)
