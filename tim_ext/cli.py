@@ -1,4 +1,4 @@
-"""The command line: `tim-ext info`, `evaluate`, `paper`; or `python -m tim_ext ...`."""
+"""The command line: `tim-ext info`, `evaluate`, `paper`, `demo`; or `python -m tim_ext ...`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NoReturn
 import torch
 
 import tim_ext
-from tim_ext import _native, cli_evaluate, paper
+from tim_ext import _native, cli_evaluate, demo, paper
 
 
 class Parser(argparse.ArgumentParser):
@@ -30,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add.set_defaults(run=info)
     cli_evaluate.add_command(commands)
     paper.add_command(commands)
+    demo.add_command(commands)
     options = parser.parse_args(arguments)
     options.command = ["tim-ext", *(sys.argv[1:] if arguments is None else arguments)]
     try:

@@ -1,0 +1,31 @@
+"""What a command refuses, and how it says so."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from tim_ext.cli import Parser
+
+__all__ = ["Parser", "UserError", "one_line", "run_command"]
+
+
+class UserError(ValueError):
+    """Something that the user can put right: the message is all they need, a traceback would only hide it."""
+
+
+def run_command(name: str, command: Callable[[], None]) -> int:
+    """The exit code: 0, or 2 with the refusal on stderr, or 130 after Ctrl-C."""
+    try:
+        command()
+    except (UserError, ImportError, OSError) as error:  # a package, a file, the disk
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"\n{name}: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

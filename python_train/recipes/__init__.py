@@ -1,0 +1,1 @@
+"""Training runs whose results ship with the package."""
