@@ -15,6 +15,9 @@ from hypothesis import HealthCheck, settings
 import tim_ext
 from tim_ext import _native
 
+# python_train is not installed. Last in the path, so that an installed tim_ext comes first.
+sys.path.append(str(Path(__file__).parents[1]))
+
 settings.register_profile(
     "tim_ext",
     derandomize=True,

@@ -310,7 +310,8 @@ def test_float_atomics_do_not_compile(tmp_path: Path):
 def test_address_sanitizer_names_the_thread(name, thread):
     build.own_kernels_path("address")  # built by this process, which has no sanitizer
     program = (
-        "import sys, numpy; sys.path.insert(0, 'tests'); from cuda_emulation import build\n"
+        f"import sys, numpy; sys.path.insert(0, {str(build.HERE.parent)!r})\n"
+        "from cuda_emulation import build\n"
         "kernels = build.own_kernels('address')\n"
         "def run(name): return kernels.run(name, numpy.ones(128, numpy.float32), 128, shared_bytes=512)\n"
         "assert (run('butterfly') == 32).all() and run('block_sum')[0] == 128\n"
