@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from . import report
 
+KNOWN = 8  # labelled images shown of a class
 STYLE = """
 .sheet { display: grid; grid-template-columns: repeat(auto-fill, minmax(116px, 1fr)); gap: 8px; }
 .photo { margin: 0; padding: 4px; border-radius: 6px; background: var(--paper); font-size: 12px;
@@ -33,11 +34,12 @@ a { color: var(--gained); text-decoration: none; }
 
 @dataclass(frozen=True)
 class Photo:
-    name: str
+    path: str
     picture: Callable[[], bytes]  # a JPEG file
+    name: str  # its class
     confidence: float = 1.0
-    rival: str = ""  # the class that comes second
-    rival_confidence: float = 0.0
+    second: str = ""  # the class that comes second
+    second_confidence: float = 0.0
 
     @property
     def unsure(self) -> bool:
@@ -50,8 +52,8 @@ class Group:
     """A class: its labelled images, and those that were found to belong to it, the most certain first."""
 
     name: str
-    known: Sequence[Photo]
-    found: Sequence[Photo]
+    known: list[Photo]
+    found: list[Photo]
 
     @property
     def mean_confidence(self) -> float | None:
@@ -68,9 +70,10 @@ def share(sizes: Sequence[int], limit: int) -> list[int]:
     return [int(count) for count in shown]
 
 
-def page(groups: Sequence[Group], introduction: str, notes: Sequence[str], limit: int, known: int) -> str:
-    """`limit`: of the pictures of images that were not labelled; `known`: of those of a class that were."""
+def page(groups: Sequence[Group], introduction: str, notes: Sequence[str], limit: int) -> str:
+    """`limit`: of the pictures of images that were not labelled, and also of those that were."""
     shown = share([len(group.found) for group in groups], limit)
+    known = min(KNOWN, limit // len(groups))
     total = sum(len(group.found) for group in groups)
     said = [introduction]
     if sum(shown) < total:
@@ -101,7 +104,7 @@ def _table(groups: Sequence[Group], total: int) -> str:
 def _group(k: int, group: Group, shown: int, known: int) -> str:
     first = -(-shown // 2)
     hidden = len(group.found) - shown
-    cells = [_photo(photo, "known", "labelled") for photo in group.known[:known]]
+    cells = [_photo(photo, "known", f"labelled {group.name}") for photo in group.known[:known]]
     if hidden:
         cells += map(_found, group.found[:first])
         cells.append(f'<div class="gap">{hidden:,} more, of a confidence between these two groups</div>')
@@ -117,19 +120,17 @@ def _group(k: int, group: Group, shown: int, known: int) -> str:
 
 
 def _found(photo: Photo) -> str:
-    hint = f"{photo.confidence:.1%}"
-    if photo.rival:
-        hint += f"; {photo.rival}: {photo.rival_confidence:.1%}"
+    hint = f"{photo.confidence:.1%}; {photo.second}: {photo.second_confidence:.1%}"
     text = f"<b>{100 * photo.confidence:.0f} %</b>"
     if photo.unsure:
-        text += f" or {escape(photo.rival)}"
+        text += f" or {escape(photo.second)}"
     return _photo(photo, "unsure" if photo.unsure else "", hint, text)
 
 
 def _photo(photo: Photo, kind: str, hint: str, text: str = "labelled") -> str:
     source = report.data_uri(photo.picture(), "jpeg")
-    name, hint = escape(photo.name), escape(hint)
+    title, name = escape(f"{photo.path} ({hint})"), escape(photo.path.rpartition("/")[2])
     return (
-        f'<figure class="photo {kind}" title="{name} ({hint})"><img src="{source}" alt="{name}">'
+        f'<figure class="photo {kind}" title="{title}"><img src="{source}" alt="{name}">'
         f'<span class="name">{text}</span><span class="name">{name}</span></figure>'
     )

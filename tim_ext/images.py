@@ -7,6 +7,7 @@ bits; turned upright by its EXIF orientation; transparency over white; of severa
 from __future__ import annotations
 
 import os
+import stat
 import threading
 from collections.abc import Collection
 from pathlib import Path
@@ -96,11 +97,13 @@ def open_image(path: Path, channels: int, *, shortest: int | None = None) -> Any
 
     With `shortest`, only the centre counts, and the shorter side is to be resized to this many pixels: a
     larger image is first reduced, by means over blocks of pixels, to at least twice as many, which costs less
-    time and memory than to resize it at once; the ends of a very long one are cut off.
+    time and memory than to resize it at once and moves nothing by more than half a pixel; the ends of a very long one are cut off.
     """
     pillow = require("PIL.Image", "train")
     try:
-        with pillow.open(path, formats=_formats(pillow)) as image:
+        _check_file(path)
+        # not by its name: Pillow would map an uncompressed TIFF into memory, and garbles it if it is turned
+        with path.open("rb") as file, pillow.open(file, formats=_formats(pillow)) as image:
             if shortest is not None:
                 width, height = (max(1, side * 2 * shortest // min(image.size)) for side in image.size)
                 image.draft(None, (width, height))  # a JPEG can be decoded at 1/2, 1/4, 1/8
@@ -113,9 +116,18 @@ def open_image(path: Path, channels: int, *, shortest: int | None = None) -> Any
                 return _decode(pillow, image, channels, shortest)
     except FileNotFoundError:
         raise ImageError(path, "the image is missing") from None
+    except pillow.UnidentifiedImageError as error:
+        raise ImageError(path, "not a readable image (its format is unknown)") from error
     except Exception as error:  # Pillow's decoders raise all kinds
-        reason = f"not a readable image ({one_line(error)})"
-        raise ImageError(path, reason.replace(f" {str(path)!r}", "")) from error
+        raise ImageError(path, f"not a readable image ({one_line(error)})") from error
+
+
+def _check_file(path: Path) -> None:
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):  # to read a pipe would wait for ever
+        raise ValueError("not a file")
+    if not status.st_size:
+        raise ValueError("it is empty")
 
 
 def _formats(pillow: Any) -> list[str]:

@@ -236,7 +236,7 @@ def _lite() -> Headless:
 
 
 def published_encoder(name: str, option: str = "--model") -> tuple[nn.Module, Preprocessing]:
-    """EfficientNet-Lite0, `timm:NAME` or `torchvision:NAME` with its weights, and how to make images ready."""
+    """EfficientNet-Lite0, `timm:NAME` or `torchvision:NAME`, with weights, and how to make images ready."""
     encoder = _lite() if name == LITE else make_encoder(name, pretrained=True, option=option)
     assert isinstance(encoder, Headless)
     assert encoder.published is not None

@@ -34,7 +34,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from . import contact_sheet
+from . import __version__, contact_sheet
 from ._optional import require
 from .batch import QUERY
 from .contact_sheet import Group, Photo
@@ -51,8 +51,7 @@ OUT = Path("predictions")
 PICTURE = 112  # pixels of the longer side of a picture on the contact sheet
 QUALITY = 80  # of its JPEG
 LIMIT = 2000  # pictures on the sheet
-KNOWN = 8  # labelled images of a class on the sheet
-BATCH_SIZE = 32
+BATCH_SIZE = 16
 SAID = 10  # skipped images that the terminal names
 COLUMNS = ("path", "class", "confidence", "second_class", "second_confidence")
 EXAMPLES = """
@@ -117,14 +116,15 @@ def predict(options: argparse.Namespace) -> int:
     classes, queries = find(options.support, options.query)
     if options.class_prior is not None:
         hyper["class_prior"] = parse_prior(options.class_prior, list(classes))
-    options.out.mkdir(parents=True, exist_ok=True)  # a bad path fails now and not after the work
+    few = torch.eye(len(classes))
+    solve(options.solver, few, torch.arange(len(classes)), few, hyper)  # a bad value fails now,
+    options.out.mkdir(parents=True, exist_ok=True)  # and so does a bad path, not after the work
     encoder, how = open_encoder(options.encoder)
     if options.size is not None:
         size = check_count("--size", options.size, at_least=1)
         how = replace(how, size=size, resize=round(size * how.resize / how.size))
-    encode = partial(
-        features, encoder.to(device_of(options.device)).eval(), how, options.encoder, batch_size, workers
-    )
+    encoder = encoder.to(device_of(options.device)).to(memory_format=torch.channels_last).eval()
+    encode = partial(features, encoder, how, options.encoder, batch_size, workers)
 
     with tempfile.TemporaryFile() as spool, warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")  # of odd files, which are read or listed
@@ -135,11 +135,17 @@ def predict(options: argparse.Namespace) -> int:
             raise UserError(f"--query: none of the {len(queries):,} images can be read; {found_skipped[0]}")
         probs = solve(options.solver, known.features, labels, found.features, hyper)
         names = list(classes)
-        groups = make_groups(names, known, labels, found, probs, options)
+        photos = [
+            Photo(relative(path, options.query), picture, names[k], p, names[second], p_second)
+            for path, picture, (k, p, second, p_second) in zip(
+                found.paths, found.pictures, best_two(probs), strict=True
+            )
+        ]
+        groups = make_groups(names, known, labels, photos, options.support)
         skipped = [*known_skipped, *found_skipped]
-        notes = describe(options, how, known, found, skipped, hyper)
-        page = contact_sheet.page(groups, introduction(groups, options), notes, limit, KNOWN)
-    write(options.out, table(found, names, probs, options.query), skipped, page)
+        notes = describe(options, how, feature_size(encoder), skipped, hyper)
+        page = contact_sheet.page(groups, introduction(groups), notes, limit)
+    write(options.out, photos, skipped, page)
     report(groups, skipped, options.out)
     return 0
 
@@ -236,7 +242,8 @@ def features(
 
     def flush() -> None:
         if batch:
-            parts.append(_encode(encoder, normalize(torch.cat(batch).to(device), how), name))
+            pixels = normalize(torch.cat(batch).to(device), how)
+            parts.append(_encode(encoder, pixels.to(memory_format=torch.channels_last), name))
             batch.clear()
 
     tqdm = require("tqdm", "predict").tqdm
@@ -289,7 +296,7 @@ def _read_one(path: Path, how: Preprocessing) -> Image | ImageError:
     try:
         image = open_image(path, how.channels, shortest=how.resize if how.antialias else None)
     except ImageError as error:
-        return error
+        return ImageError(error.path, error.reason)  # a new one: a traceback would keep what was decoded
     pixels = np.array(image)
     image.thumbnail((PICTURE, PICTURE))
     stream = io.BytesIO()
@@ -358,57 +365,35 @@ def solve(
     return result.probs[len(labels) :].numpy().astype(np.float64)
 
 
+def best_two(probs: NDArray[np.float64]) -> Iterator[tuple[int, float, int, float]]:
+    """For each image: the most probable class, its probability; the class that comes second, and its."""
+    order = np.argsort(-probs, axis=1, kind="stable")
+    for row, (first, second) in zip(probs.tolist(), order[:, :2].tolist(), strict=True):
+        yield first, row[first], second, row[second]
+
+
 # What is written ----------------------------------------------------------------------------------
 
 
 def make_groups(
-    names: Sequence[str],
-    known: Encoded,
-    labels: Tensor,
-    found: Encoded,
-    probs: NDArray[np.float64],
-    options: argparse.Namespace,
+    names: Sequence[str], known: Encoded, labels: Tensor, photos: Sequence[Photo], support: Path
 ) -> list[Group]:
-    order = np.argsort(-probs, axis=1, kind="stable")[:, :2]  # the first and the second class
-    photos: list[list[Photo]] = [[] for _ in names]
-    labelled: list[list[Photo]] = [[] for _ in names]
+    groups = {name: Group(name, [], []) for name in names}
     for path, picture, label in zip(known.paths, known.pictures, labels.tolist(), strict=True):
-        labelled[label].append(Photo(relative(path, options.support), picture))
-    for path, picture, row, (first, second) in zip(
-        found.paths, found.pictures, probs, order.tolist(), strict=True
-    ):
-        name = relative(path, options.query)
-        photos[first].append(Photo(name, picture, float(row[first]), names[second], float(row[second])))
-    for group in photos:
-        group.sort(key=lambda photo: -photo.confidence)  # stable: by name where equal
-    return [Group(*parts) for parts in zip(names, labelled, photos, strict=True)]
+        groups[names[label]].known.append(Photo(relative(path, support), picture, names[label]))
+    for photo in sorted(photos, key=lambda photo: -photo.confidence):  # stable: by path where equal
+        groups[photo.name].found.append(photo)
+    return list(groups.values())
 
 
 def relative(path: Path, folder: Path) -> str:
     return shown(path.relative_to(folder))
 
 
-def table(found: Encoded, names: Sequence[str], probs: NDArray[np.float64], query: Path) -> str:
-    """predictions.csv, in the order of the paths."""
-    order = np.argsort(-probs, axis=1, kind="stable")[:, :2]
-    rows: list[Sequence[str]] = [COLUMNS]
-    for path, row, (first, second) in zip(found.paths, probs, order.tolist(), strict=True):
-        rows.append(
-            (relative(path, query), names[first], f"{row[first]:.6f}", names[second], f"{row[second]:.6f}")
-        )
-    return as_csv(rows)
-
-
-def as_csv(rows: Sequence[Sequence[str]]) -> str:
-    stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows(rows)
-    return stream.getvalue()
-
-
-def introduction(groups: Sequence[Group], options: argparse.Namespace) -> str:
+def introduction(groups: Sequence[Group]) -> str:
     labelled = sum(len(group.known) for group in groups)
     return (
-        f"Labelled by TIM from {labelled:,} labelled images (dark frames). Each class has its images, "
+        f"TIM labelled them from {labelled:,} labelled images (dark frames). Each class has its images, "
         "the most certain first; those in orange are less likely than not to belong there, and the class "
         "that comes second is named."
     )
@@ -417,38 +402,44 @@ def introduction(groups: Sequence[Group], options: argparse.Namespace) -> str:
 def describe(
     options: argparse.Namespace,
     how: Preprocessing,
-    known: Encoded,
-    found: Encoded,
+    dim: int,
     skipped: Sequence[ImageError],
     hyper: Mapping[str, Any],
 ) -> list[str]:
-    import tim_ext
-
     changed = ", ".join(f"{name}={value}" for name, value in hyper.items()) or "all as in the paper"
+    proportions = (
+        "TIM was told the proportions of the classes."
+        if "class_prior" in hyper
+        else "TIM prefers classes of about equal size; --class-prior tells it of others."
+    )
     notes = [
-        f"Encoder: {shown(options.encoder)}, {found.features.shape[1]} features of images of {how.size} x "
-        f"{how.size} pixels. Solver: TIM-{options.solver.upper()}; hyper-parameters: {changed}. "
-        f"tim_ext {tim_ext.__version__}.",
-        "A confidence is the probability that TIM gives to the class. "
-        + (
-            "TIM was told the proportions of the classes."
-            if "class_prior" in hyper
-            else "TIM prefers classes of about equal size; --class-prior tells it others."
-        ),
+        f"Encoder: {shown(options.encoder)}, {dim} features of images of {how.size} x {how.size} pixels. "
+        f"Solver: TIM-{options.solver.upper()}; hyper-parameters: {changed}. tim_ext {__version__}.",
+        f"A confidence is the probability that TIM gives to the class. {proportions}",
     ]
     if skipped:
-        notes.append(f"{len(skipped):,} images could not be read; skipped.csv lists them.")
+        notes.append(f"{len(skipped):,} images could not be read: skipped.csv lists them.")
     return notes
 
 
-def write(out: Path, predictions: str, skipped: Sequence[ImageError], page: str) -> None:
+def write(out: Path, photos: Sequence[Photo], skipped: Sequence[ImageError], page: str) -> None:
+    predictions = [COLUMNS]
+    for photo in photos:
+        first, second = f"{photo.confidence:.6f}", f"{photo.second_confidence:.6f}"
+        predictions.append((photo.path, photo.name, first, photo.second, second))
     reasons = [("path", "reason"), *((shown(error.path), error.reason) for error in skipped)]
     for name, text in (
-        ("predictions.csv", predictions),
+        ("predictions.csv", as_csv(predictions)),
         ("skipped.csv", as_csv(reasons)),
         ("contact_sheet.html", page),
     ):
         write_atomically(out / name, text.encode("utf-8", "backslashreplace"))
+
+
+def as_csv(rows: Sequence[Sequence[str]]) -> str:
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows(rows)
+    return stream.getvalue()
 
 
 def report(groups: Sequence[Group], skipped: Sequence[ImageError], out: Path) -> None:
@@ -460,7 +451,7 @@ def report(groups: Sequence[Group], skipped: Sequence[ImageError], out: Path) ->
         lines.append(f"{group.name:<{width}}  {len(group.known):>8}  {len(group.found):>6}  {text:>15}")
     if skipped:
         lines += ["", f"skipped, as they cannot be read: {len(skipped):,} images"]
-        lines += [f"  {error}" for error in skipped[:SAID]]
+        lines += [f"  {one_line(error)}" for error in skipped[:SAID]]
         if len(skipped) > SAID:
             lines.append(f"  and {len(skipped) - SAID:,} more: {shown(out / 'skipped.csv')}")
     lines += ["", f"predictions: {shown(out / 'predictions.csv')}"]
