@@ -217,7 +217,7 @@ def test_what_is_no_image_is_refused_with_a_reason(tmp_path, shortest):
 @pytest.mark.parametrize("kind", ["jpg", "png"])
 @pytest.mark.parametrize(("width", "height"), [(900, 700), (700, 900), (333, 1000), (2000, 1500)])
 def test_reducing_first_moves_nothing_by_more_than_half_a_pixel(tmp_path, kind, width, height):
-    """The last block of a row or column may be a part of one, and the longer side is rounded to whole pixels."""
+    """The last block of a row may be a part of one, and the longer side is rounded to whole pixels."""
     how = Preprocessing(size=32, resize=36)
     y, x = np.mgrid[:height, :width] / min(width, height)
     waves = 127 + 50 * np.sin(9 * x) + 50 * np.cos(7 * y + 5 * x)

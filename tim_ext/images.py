@@ -97,7 +97,8 @@ def open_image(path: Path, channels: int, *, shortest: int | None = None) -> Any
 
     With `shortest`, only the centre counts, and the shorter side is to be resized to this many pixels: a
     larger image is first reduced, by means over blocks of pixels, to at least twice as many, which costs less
-    time and memory than to resize it at once and moves nothing by more than half a pixel; the ends of a very long one are cut off.
+    time and memory than to resize it at once, and moves nothing by more than half a pixel; the ends of a very
+    long one are cut off.
     """
     pillow = require("PIL.Image", "train")
     try:

@@ -257,7 +257,8 @@ def features_of(encoder: nn.Module, images: Tensor) -> Tensor:
 
 def open_encoder(name: str, option: str = "--encoder") -> tuple[nn.Module, Preprocessing]:
     """An encoder with weights, by its name or from a file, and how images are made ready for it."""
-    if name == LITE or name.partition(":")[0] in LIBRARIES:
+    library, _, network = name.partition(":")
+    if name == LITE or (library in LIBRARIES and network):
         return published_encoder(name, option)
     path = WEIGHTS if name == GLYPHS else Path(name)
     if not path.is_file():
