@@ -22,8 +22,9 @@ import sys
 import tempfile
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -247,15 +248,18 @@ def features(
             batch.clear()
 
     tqdm = require("tqdm", "predict").tqdm
-    with tqdm(total=len(paths), unit="image", disable=None) as bar:
-        for path, image in zip(paths, _read(paths, how, workers), strict=True):
+    with (
+        tqdm(total=len(paths), unit="image", disable=None) as bar,
+        closing(_read(paths, how, workers)) as images,
+    ):
+        for path, image in zip(paths, images, strict=True):
             bar.update()
             if isinstance(image, ImageError):
                 skipped.append(image)
                 continue
             kept.append(path)
             pictures.append(_store(spool, image.picture))
-            batch.append(center_crop(to_tensor(image.pixels[None], how.channels), how))
+            batch.append(image.pixels)
             if len(batch) == batch_size:
                 flush()
         flush()
@@ -273,13 +277,19 @@ def _encode(encoder: nn.Module, pixels: Tensor, name: str) -> Tensor:
 
 
 class Image(NamedTuple):
-    pixels: NDArray[np.uint8]  # [H, W] or [H, W, 3]
+    pixels: Tensor  # [1, C, size, size] of 0 .. 1
     picture: bytes  # a JPEG file
 
 
-def _read(paths: Sequence[Path], how: Preprocessing, workers: int) -> Iterator[Image | ImageError]:
+def _read(
+    paths: Sequence[Path], how: Preprocessing, workers: int
+) -> Generator[Image | ImageError, None, None]:
     """In order; no more than four images for each thread wait to be used."""
-    pool = ThreadPoolExecutor(workers)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(
+        threads
+    )  # of this thread, before the others set theirs to one: they are many already
+    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
     waiting: deque[Future[Image | ImageError]] = deque()
     try:
         for path in paths:
@@ -290,6 +300,7 @@ def _read(paths: Sequence[Path], how: Preprocessing, workers: int) -> Iterator[I
             yield waiting.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)  # on Ctrl-C nothing new is begun
+        torch.set_num_threads(threads)  # of threads to come
 
 
 def _read_one(path: Path, how: Preprocessing) -> Image | ImageError:
@@ -297,7 +308,7 @@ def _read_one(path: Path, how: Preprocessing) -> Image | ImageError:
         image = open_image(path, how.channels, shortest=how.resize if how.antialias else None)
     except ImageError as error:
         return ImageError(error.path, error.reason)  # a new one: a traceback would keep what was decoded
-    pixels = np.array(image)
+    pixels = center_crop(to_tensor(np.array(image)[None], how.channels), how)
     image.thumbnail((PICTURE, PICTURE))
     stream = io.BytesIO()
     image.save(stream, "JPEG", quality=QUALITY)
