@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import base64
 import csv
 import io
 import os
 import re
+import shlex
 import sys
 import types
 from html.parser import HTMLParser
@@ -21,7 +23,7 @@ from test_images import damaged
 from torch import nn
 
 import tim_ext
-from tim_ext import cli, contact_sheet, encoder, networks, predict
+from tim_ext import cli, contact_sheet, encoder, glyphs, networks, predict
 from tim_ext.networks import features_of, load_encoder
 from tim_ext.preprocessing import center_crop, normalize, to_tensor
 
@@ -552,3 +554,35 @@ def test_the_real_weights_of_the_default_encoder(tmp_path):
     assert cli.main(["predict", *map(str, given)]) == 0
     for row in read(tmp_path):
         assert row["path"].startswith(row["class"])
+
+
+# The documents ------------------------------------------------------------------------------------
+
+PAGE = Path(__file__).parents[1] / "docs" / "predict.md"
+
+
+def test_the_commands_of_the_page_and_of_the_help_exist():
+    parser = argparse.ArgumentParser()
+    predict.add_command(parser.add_subparsers())
+    commands = re.findall(r"^ *tim-ext (predict .*)$", PAGE.read_text() + predict.EXAMPLES, re.MULTILINE)
+    assert len(commands) == 6
+    for command in commands:
+        parser.parse_args(shlex.split(command))
+
+
+def test_the_example_of_the_page(tmp_path, monkeypatch):
+    """With other drawings in the place of glyphs, which take seconds to build."""
+    drawn = types.SimpleNamespace(
+        images=np.stack([draw(kind, seed) for kind in CLASSES * 2 for seed in range(4)]),
+        labels=np.repeat(np.arange(6), 4),
+        class_names=list("ABCDEF"),
+    )
+    monkeypatch.setattr(glyphs, "load", {"novel": drawn}.__getitem__)
+    monkeypatch.chdir(tmp_path)
+    [code] = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    [command] = re.findall(r"^tim-ext (predict .* scans .*)$", PAGE.read_text(), re.MULTILINE)
+    exec(compile(code, str(PAGE), "exec"), {})
+    assert cli.main(shlex.split(command)) == 0
+    assert len(os.listdir("labelled")) == 5
+    with Path("predictions/predictions.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(os.listdir("scans")) == 5 * 3

@@ -58,7 +58,7 @@ COLUMNS = ("path", "class", "confidence", "second_class", "second_confidence")
 EXAMPLES = """
 examples:
   tim-ext predict --support labelled --query photos
-  tim-ext predict --support labelled --query photos --encoder timm:vit_small_patch14_dinov2.lvd142m
+  tim-ext predict --support labelled --query photos --encoder timm:vit_base_patch16_clip_224.openai
   tim-ext predict --support labelled --query photos --class-prior cat=0.8 dog=0.2
 """
 
@@ -102,7 +102,7 @@ def add_command(commands: Any) -> None:
         "--limit", type=int, default=LIMIT, metavar="N", help=f"pictures on the contact sheet ({LIMIT})"
     )
     add.add_argument("--batch-size", type=int, default=BATCH_SIZE, metavar="N", help=f"({BATCH_SIZE})")
-    add.add_argument("--workers", type=int, metavar="N", help="threads that read images (one per core, 8)")
+    add.add_argument("--workers", type=int, metavar="N", help="threads that read images (one per core, at most 8)")
     add.add_argument("--device", help="of the encoder: cpu, cuda, cuda:1 (cuda where there is one)")
 
 
