@@ -11,6 +11,7 @@ import re
 import shlex
 import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -478,6 +479,27 @@ def test_few_images_are_in_memory_at_a_time(folders, monkeypatch):
         assert len(opened) <= used + 2 * 4
     assert next(reading, None) is None
     assert len(opened) == 50
+
+
+def test_pictures_are_on_the_disk_and_not_in_memory(tmp_path):
+    with (tmp_path / "spool").open("w+b") as spool:
+        contents = [b"first", b"", b"third"]
+        stored = [predict._store(spool, content) for content in contents]
+        for read, content in reversed(list(zip(stored, contents, strict=True))):
+            assert read() == content
+            assert not any(isinstance(cell.cell_contents, bytes) for cell in read.__closure__)
+
+
+def test_threads_of_torch_are_left_as_they_were(folders, set_threads):
+    set_threads(3)
+    seen = []
+    how = load_encoder(encoder.WEIGHTS)[1]
+    paths = sorted((folders / "query").rglob("*.png"))
+    for _ in predict._read(paths, how, workers=2):
+        seen.append(torch.get_num_threads())
+    assert set(seen) == {3}
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(torch.get_num_threads).result() == torch.get_num_threads() == 3
 
 
 def test_what_was_skipped_keeps_no_image(folders):

@@ -102,7 +102,9 @@ def add_command(commands: Any) -> None:
         "--limit", type=int, default=LIMIT, metavar="N", help=f"pictures on the contact sheet ({LIMIT})"
     )
     add.add_argument("--batch-size", type=int, default=BATCH_SIZE, metavar="N", help=f"({BATCH_SIZE})")
-    add.add_argument("--workers", type=int, metavar="N", help="threads that read images (one per core, at most 8)")
+    add.add_argument(
+        "--workers", type=int, metavar="N", help="threads that read images (one per core, at most 8)"
+    )
     add.add_argument("--device", help="of the encoder: cpu, cuda, cuda:1 (cuda where there is one)")
 
 
@@ -114,12 +116,12 @@ def predict(options: argparse.Namespace) -> int:
     workers = min(os.cpu_count() or 1, 8) if options.workers is None else options.workers
     workers = check_count("--workers", workers, at_least=1)
     hyper = parse_hyper(options.solver, options.set)
+    two = torch.eye(2)
+    solve(options.solver, two, torch.arange(2), two, hyper)  # a bad value fails now, and not after the work
     classes, queries = find(options.support, options.query)
     if options.class_prior is not None:
         hyper["class_prior"] = parse_prior(options.class_prior, list(classes))
-    few = torch.eye(len(classes))
-    solve(options.solver, few, torch.arange(len(classes)), few, hyper)  # a bad value fails now,
-    options.out.mkdir(parents=True, exist_ok=True)  # and so does a bad path, not after the work
+    options.out.mkdir(parents=True, exist_ok=True)  # the same for a bad path
     encoder, how = open_encoder(options.encoder)
     if options.size is not None:
         size = check_count("--size", options.size, at_least=1)
@@ -284,11 +286,13 @@ class Image(NamedTuple):
 def _read(
     paths: Sequence[Path], how: Preprocessing, workers: int
 ) -> Generator[Image | ImageError, None, None]:
-    """In order; no more than four images for each thread wait to be used."""
+    """In order; no more than four images for each thread wait to be used.
+
+    The threads are many already: torch uses no more of its own in them. A thread has its own number, but what
+    it sets is also that of threads to come.
+    """
     threads = torch.get_num_threads()
-    torch.set_num_threads(
-        threads
-    )  # of this thread, before the others set theirs to one: they are many already
+    torch.set_num_threads(threads)  # of this one, which may not have had its own yet
     pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
     waiting: deque[Future[Image | ImageError]] = deque()
     try:
@@ -300,7 +304,7 @@ def _read(
             yield waiting.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)  # on Ctrl-C nothing new is begun
-        torch.set_num_threads(threads)  # of threads to come
+        torch.set_num_threads(threads)
 
 
 def _read_one(path: Path, how: Preprocessing) -> Image | ImageError:
@@ -318,11 +322,11 @@ def _read_one(path: Path, how: Preprocessing) -> Image | ImageError:
 def _store(spool: BinaryIO, content: bytes) -> Callable[[], bytes]:
     """Appends to the file; what is returned reads it again."""
     start = spool.seek(0, os.SEEK_END)
-    spool.write(content)
+    length = spool.write(content)
 
-    def read() -> bytes:
+    def read() -> bytes:  # it must not hold the content
         spool.seek(start)
-        return spool.read(len(content))
+        return spool.read(length)
 
     return read
 
