@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import base64
 import csv
+import importlib.util
 import io
 import os
 import re
@@ -576,6 +577,21 @@ def test_the_real_weights_of_the_default_encoder(tmp_path):
     assert cli.main(["predict", *map(str, given)]) == 0
     for row in read(tmp_path):
         assert row["path"].startswith(row["class"])
+
+
+def test_the_measurement(tmp_path, monkeypatch, capsys):
+    path = PAGE.parents[1] / "benchmarks" / "predict_images.py"
+    spec = importlib.util.spec_from_file_location("predict_images", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    drawn = np.stack([draw(kind, seed) for kind in CLASSES for seed in range(9)])
+    np.savez(tmp_path / "some.npz", images=drawn, labels=np.repeat(np.arange(3), 9))
+    sizes = ["--encoder", "glyphs", "--per-class", "8", "--ways", "3", "--queries", "6", "--draws", "2"]
+    monkeypatch.setattr(sys, "argv", ["predict_images", str(tmp_path / "some.npz"), *sizes])
+    module.main()
+    printed = capsys.readouterr().out
+    assert "3 classes, 6 images of each to label, 2 draws" in printed
+    assert len(re.findall(r"^[15] labelled, .* 100\.0 % right \(from", printed, re.MULTILINE)) == 6
 
 
 # The documents ------------------------------------------------------------------------------------
