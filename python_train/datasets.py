@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tim_ext._optional import require
+from tim_ext.images import read_image
 
 from . import splits as split_files
 from .errors import UserError, one_line
@@ -80,19 +80,6 @@ class Dataset:
                 name = path.relative_to(self.root) if self.root and path.is_relative_to(self.root) else path
                 digest.update(f"{name.as_posix()}\n".encode() + content)
         return digest.hexdigest()
-
-
-def read_image(path: Path, channels: int) -> NDArray[np.uint8]:
-    """[H, W] for one channel, [H, W, 3] for three."""
-    pillow = require("PIL.Image", "train")
-    try:
-        with pillow.open(path) as image:
-            pixels: NDArray[np.uint8] = np.array(image.convert("RGB" if channels == 3 else "L"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: the image is missing") from None
-    except Exception as error:  # Pillow's decoders raise all kinds
-        raise UserError(f"{path}: not a readable image ({one_line(error)})") from error
-    return pixels
 
 
 def _read_bytes(path: Path) -> bytes:

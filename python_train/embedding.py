@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
+from tim_ext.networks import feature_size, features_of
+
 from .distributed import World
 from .loading import Batch, Images, Ints, load
-from .models import feature_size, features_of
 from .precision import autocast
 
 

@@ -6,12 +6,9 @@ import sys
 from collections.abc import Callable
 
 from tim_ext.cli import Parser
+from tim_ext.errors import UserError, one_line
 
 __all__ = ["Parser", "UserError", "one_line", "run_command"]
-
-
-class UserError(ValueError):
-    """Something that the user can put right: the message is all they need, a traceback would only hide it."""
 
 
 def run_command(name: str, command: Callable[[], None]) -> int:
@@ -25,7 +22,3 @@ def run_command(name: str, command: Callable[[], None]) -> int:
         print(f"\n{name}: interrupted", file=sys.stderr)
         return 130
     return 0
-
-
-def one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -23,17 +23,16 @@ from torch import nn
 
 import tim_ext
 from tim_ext._optional import require
+from tim_ext.files import hash_named, read_tensors, write_json, write_tensors
+from tim_ext.networks import LIBRARIES, LITE, feature_size, load_encoder, published_encoder
+from tim_ext.preprocessing import Preprocessing
 
-from .checkpoint import load_encoder
 from .datasets import Dataset
 from .distributed import World, start
 from .embedding import embed
 from .errors import Parser, UserError, run_command
-from .files import hash_named, read_tensors, write_json, write_tensors
 from .loading import Images
-from .models import LIBRARIES, Headless, feature_size, make_encoder
 from .options import add_data_options, add_machine_options, choose_workers, count, open_split
-from .transforms import Preprocessing
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
@@ -49,7 +48,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--split", default="test", help="train, val or test; glyphs: also digits (test)")
     encoder = parser.add_mutually_exclusive_group(required=True)
     encoder.add_argument("--checkpoint", type=Path, metavar="FILE", help="best.safetensors of a training run")
-    encoder.add_argument("--model", metavar="NAME", help="timm:NAME or torchvision:NAME, published weights")
+    encoder.add_argument(
+        "--model", metavar="NAME", help=f"{LITE}, timm:NAME or torchvision:NAME, published weights"
+    )
     parser.add_argument(
         "--out",
         type=Path,
@@ -103,12 +104,9 @@ def _open_encoder(options: argparse.Namespace) -> tuple[nn.Module, Preprocessing
         encoder, how, description = load_encoder(options.checkpoint)
         origin = {"checkpoint": str(options.checkpoint), **description["model"]}
     else:
-        if options.model.partition(":")[0] not in LIBRARIES:
-            raise UserError(f"--model: expected timm:NAME or torchvision:NAME, got {options.model!r}")
-        encoder = make_encoder(options.model, pretrained=True)
-        assert isinstance(encoder, Headless)
-        assert encoder.published is not None
-        how = encoder.published
+        if options.model != LITE and options.model.partition(":")[0] not in LIBRARIES:
+            raise UserError(f"--model: expected {LITE}, timm:NAME or torchvision:NAME, got {options.model!r}")
+        encoder, how = published_encoder(options.model)
         origin = {"name": options.model}
     size = options.size or how.size
     resize = options.resize or round(size * how.resize / how.size)

@@ -12,10 +12,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
+from tim_ext.preprocessing import Preprocessing, center_crop, normalize, to_tensor
+
 from . import counters, transforms
 from .datasets import Dataset
 from .errors import UserError
-from .transforms import Augmentation, Preprocessing
+from .transforms import Augmentation
 
 Ints = NDArray[np.int64]
 
@@ -64,12 +66,12 @@ class Images(TorchDataset[tuple[Tensor, Tensor] | UserError]):
         if change is not None and change.jitter:
             assert random is not None
             images = transforms.jitter_colors(images, change.jitter, random)
-        return transforms.normalize(images, how).contiguous()
+        return normalize(images, how).contiguous()
 
     def _cropped(self, images: NDArray[np.uint8], random: Tensor | None) -> Tensor:
-        tensor = transforms.to_tensor(images, self.how.channels)
+        tensor = to_tensor(images, self.how.channels)
         if random is None or self.change is None:
-            return transforms.center_crop(tensor, self.how)
+            return center_crop(tensor, self.how)
         return transforms.random_crop(tensor, self.how, self.change, random)
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tim_ext._optional import require
-
-from .files import write_atomically
+from tim_ext.files import write_atomically
 
 COLUMNS = (
     "step",

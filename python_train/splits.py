@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
+
+from tim_ext.images import SUFFIXES as IMAGES
+from tim_ext.images import class_folders, find_images
 
 from . import counters
 from .errors import UserError, one_line
@@ -28,7 +30,6 @@ NAMES = {
     "test": ("test", "novel"),
 }  # of the splits, in files
 SUFFIXES = (".csv", ".json", ".txt")
-IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 IMAGE_FOLDERS = ("images", "data", "", "CUB_200_2011/images")  # below the root, the first that fits
 FILE_COLUMNS, CLASS_COLUMNS = ("filename", "image_name", "image", "file"), ("label", "class_name", "class")
 
@@ -54,21 +55,8 @@ def sorted_names(names: Iterable[str]) -> list[str]:
 # Files and folders --------------------------------------------------------------------------------
 
 
-def images_below(folder: Path) -> list[Path]:
-    """All image files in a folder and its sub-folders, sorted; hidden ones left out."""
-    found = []
-    for where, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(where, name) for name in files if name.lower().endswith(IMAGES) and name[0] != "."]
-    return sorted(found)
-
-
-def class_folders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-
-
 def from_class_folders(folders: Mapping[str, Path]) -> list[Sample]:
-    return [Sample(path, label) for label, folder in folders.items() for path in images_below(folder)]
+    return [Sample(path, label) for label, folder in folders.items() for path in find_images(folder)]
 
 
 def find_class(roots: Sequence[Path], name: str) -> Path | None:
@@ -317,7 +305,7 @@ def _rotated_characters(root: Path, file: Path) -> Selection:
                 f"{file}: expected lines such as Angelic/character01/rot090, and the character's folder in "
                 f"one of {', '.join(map(str, roots))}, got {line!r}"
             )
-        samples += [Sample(path, line, int(angle) // 90 % 4) for path in images_below(folder)]
+        samples += [Sample(path, line, int(angle) // 90 % 4) for path in find_images(folder)]
         superclasses.setdefault(character.split("/")[0], []).append(line)
     return Selection(samples, superclasses=superclasses)
 

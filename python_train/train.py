@@ -18,14 +18,15 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
+from tim_ext.networks import ENCODERS
+from tim_ext.preprocessing import NORMALIZATION, Preprocessing
+
 from . import distributed
 from .datasets import Dataset, find_source, image_form
 from .errors import Parser, UserError, run_command
-from .models import ENCODERS
 from .options import add_data_options, add_machine_options, choose_workers, count, number, open_split
 from .recipe import Recipe
 from .run import Run
-from .transforms import NORMALIZATION, Preprocessing
 from .validation import Validation
 
 EPOCHS, ITERATIONS = 90, 100_000

@@ -15,6 +15,7 @@ from train_runs import ROOT
 import tim_ext
 from tim_ext import encoder, glyphs
 from tim_ext.encoder import Conv4, extract, glyph_encoder
+from tim_ext.networks import load_encoder
 
 pytest.importorskip("safetensors")
 assert ROOT  # train_runs makes python_train importable
@@ -124,11 +125,10 @@ def test_train_extract_evaluate(monkeypatch, tmp_path, capsys):
 
 
 def test_the_shipped_files_are_small_and_belong_together():
-    from python_train import checkpoint
     from python_train.recipes import glyph_encoder as recipe
 
     assert encoder.WEIGHTS.stat().st_size < 1_000_000
-    network, how, description = checkpoint.load_encoder(encoder.WEIGHTS)  # checks its hash
+    network, how, description = load_encoder(encoder.WEIGHTS)  # checks its hash
     assert (how.mean, how.std) == ((encoder.MEAN,), (encoder.STD,))
     assert (how.size, how.channels) == (glyphs.SIDE, 1)
     for name, value in glyph_encoder().state_dict().items():

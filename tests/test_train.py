@@ -16,16 +16,17 @@ pytest.importorskip("tqdm")
 
 from train_runs import arguments, write_arrays
 
-from python_train import checkpoint, train
+from python_train import train
 from python_train.datasets import open_dataset
 from python_train.distributed import World
-from python_train.files import read_tensors
 from python_train.loading import Batch, Images
-from python_train.models import Network, features_of, make_encoder
+from python_train.models import Network
 from python_train.objectives import cross_entropy, prototypical
 from python_train.options import count, number
 from python_train.recipe import batches
-from python_train.transforms import center_crop, normalize, to_tensor
+from tim_ext.files import read_tensors
+from tim_ext.networks import features_of, load_encoder, make_encoder
+from tim_ext.preprocessing import center_crop, normalize, to_tensor
 
 CPU = torch.device("cpu")
 ONE = World(0, 1, CPU)
@@ -222,7 +223,7 @@ def test_validation_is_the_nearest_prototype(data, run):
     """The accuracy stored with the best weights, recomputed from them with numpy."""
     from tim_ext import tasks
 
-    encoder, how, description = checkpoint.load_encoder(run / "best.safetensors")
+    encoder, how, description = load_encoder(run / "best.safetensors")
     held_out = open_dataset("npz", data, "val")
     with torch.inference_mode():
         pixels = normalize(center_crop(to_tensor(held_out.images, 3), how), how)
@@ -246,7 +247,7 @@ def test_without_validation(data, tmp_path):
     assert train.main(arguments(only, tmp_path / "out", length=length)) == 0
     assert read_log(tmp_path / "out")[0]["validation_accuracy"] == ""
     assert not (tmp_path / "out" / "best.safetensors").exists()
-    checkpoint.load_encoder(tmp_path / "out" / "last.safetensors")
+    load_encoder(tmp_path / "out" / "last.safetensors")
 
 
 def test_tensorboard(data, tmp_path):

@@ -19,7 +19,7 @@ from train_runs import ROOT, arguments, run_together, start_together, write_arra
 
 from python_train import distributed, extract, train
 from python_train.distributed import World
-from python_train.files import read_tensors
+from tim_ext.files import read_tensors
 
 
 @pytest.fixture(scope="module")

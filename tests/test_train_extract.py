@@ -17,12 +17,12 @@ pytest.importorskip("tqdm")
 from train_runs import ROOT, arguments, write_arrays
 
 import tim_ext
-from python_train import checkpoint, extract, train
+from python_train import extract, train
 from python_train.datasets import open_dataset
-from python_train.files import read_tensors, write_tensors
-from python_train.models import features_of
-from python_train.transforms import center_crop, normalize, to_tensor
 from tim_ext.features import load_features
+from tim_ext.files import read_tensors, write_tensors
+from tim_ext.networks import features_of, load_encoder
+from tim_ext.preprocessing import center_crop, normalize, to_tensor
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_features_are_those_of_the_encoder(data, run, tmp_path, capsys):
     assert extract.main(options(data, run, "--out", str(out), "--batch-size", "50")) == 0
     assert capsys.readouterr().out == f"120 features of 32 values: {out}\n"
     dataset = open_dataset("npz", data, "test")
-    encoder, how, _ = checkpoint.load_encoder(run / "best.safetensors")
+    encoder, how, _ = load_encoder(run / "best.safetensors")
     with torch.inference_mode():
         pixels = normalize(center_crop(to_tensor(dataset.images, 3), how), how)
         expected = features_of(encoder.eval(), pixels)
@@ -263,7 +263,10 @@ def test_a_damaged_checkpoint(data, run, tmp_path, capsys):
 def test_only_networks_with_published_weights_by_name(data, tmp_path, capsys):
     given = ["--dataset", "npz", "--data-root", str(data), "--model", "resnet18", "--device", "cpu"]
     assert extract.main([*given, "--out", str(tmp_path / "a.safetensors")]) == 2
-    assert "--model: expected timm:NAME or torchvision:NAME, got 'resnet18'" in capsys.readouterr().err
+    assert (
+        "--model: expected efficientnet-lite0, timm:NAME or torchvision:NAME, got 'resnet18'"
+        in capsys.readouterr().err
+    )
     assert extract.main(given) == 2
     assert "--out: expected the file to write with --model, got none" in capsys.readouterr().err
 

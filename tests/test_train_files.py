@@ -10,14 +10,11 @@ import torch
 
 pytest.importorskip("safetensors")
 
-from train_runs import ROOT
-
-from python_train import files
-from python_train.errors import UserError
-from python_train.files import hash_named, read_tensors, remove_leftovers, write_atomically, write_tensors
+from tim_ext import files
+from tim_ext.errors import UserError
+from tim_ext.files import hash_named, read_tensors, remove_leftovers, write_atomically, write_tensors
 
 safetensors_torch = pytest.importorskip("safetensors.torch")
-assert ROOT
 
 
 def tensors() -> dict[str, torch.Tensor]:

@@ -20,8 +20,9 @@ pytest.importorskip("tqdm")
 
 from train_runs import ROOT, arguments, start, write_arrays
 
-from python_train import models, train
-from python_train.files import read_tensors
+from python_train import train
+from tim_ext import networks
+from tim_ext.files import read_tensors
 
 KILLED = -signal.SIGKILL
 TIMES = ("seconds", "images_per_second")
@@ -170,7 +171,7 @@ def test_dropout_resumes_exactly(data, tmp_path, monkeypatch):
     def make(width, in_channels):
         return Dropping(nn.Flatten(), nn.Linear(16 * 16 * in_channels, 10), nn.ReLU(), nn.Dropout(0.5))
 
-    monkeypatch.setitem(models.ENCODERS, "dropping", (make, 1))
+    monkeypatch.setitem(networks.ENCODERS, "dropping", (make, 1))
     length = ["--model", "dropping", "--iterations", "6", "--batch-size", "40", "--lr", "0.01"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert train.main(arguments(data, whole, length=length)) == 0

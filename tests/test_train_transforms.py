@@ -14,16 +14,13 @@ from python_train import counters
 from python_train.datasets import Dataset
 from python_train.errors import UserError
 from python_train.loading import Batch, Images
-from python_train.transforms import (
+from python_train.transforms import UNIFORMS, Augmentation, jitter_colors, random_crop
+from tim_ext.preprocessing import (
     NORMALIZATION,
-    UNIFORMS,
-    Augmentation,
     Preprocessing,
     center_crop,
     gray,
-    jitter_colors,
     normalize,
-    random_crop,
     to_tensor,
 )
 

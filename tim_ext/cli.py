@@ -1,4 +1,4 @@
-"""The command line: `tim-ext info`, `evaluate`, `paper`, `demo`; or `python -m tim_ext ...`."""
+"""The command line: `tim-ext info`, `evaluate`, `paper`, `demo`, `predict`; or `python -m tim_ext ...`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NoReturn
 import torch
 
 import tim_ext
-from tim_ext import _native, cli_evaluate, demo, paper
+from tim_ext import _native, cli_evaluate, demo, paper, predict
 
 
 class Parser(argparse.ArgumentParser):
@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cli_evaluate.add_command(commands)
     paper.add_command(commands)
     demo.add_command(commands)
+    predict.add_command(commands)
     options = parser.parse_args(arguments)
     options.command = ["tim-ext", *(sys.argv[1:] if arguments is None else arguments)]
     try:

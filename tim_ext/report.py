@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .batch import QUERY
+from .files import write_atomically
 
 STYLE = """
 :root { color-scheme: light; --ink: #1d2733; --soft: #5d6b7a; --line: #dfe5ec; --paper: #f5f7fa;
@@ -60,11 +61,12 @@ figcaption, .note { color: var(--soft); font-size: 14px; }
 """
 
 
-def page(title: str, introduction: str, *sections: str) -> str:
+def page(title: str, introduction: str, *sections: str, style: str = "") -> str:
+    """`style`: CSS of its own, besides STYLE."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{escape(title)}</title>\n<style>{STYLE}{style}</style>\n</head>\n<body>\n<main>\n"
         f"<h1>{escape(title)}</h1>\n{paragraph(introduction)}\n"
         + "\n".join(sections)
         + "\n</main>\n</body>\n</html>\n"
@@ -101,8 +103,8 @@ def figure(png: bytes, caption: str) -> str:
     return f'<figure><img src="{data_uri(png)}" alt="{text}"><figcaption>{text}</figcaption></figure>'
 
 
-def data_uri(png: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
+def data_uri(content: bytes, kind: str = "png") -> str:
+    return f"data:image/{kind};base64," + base64.b64encode(content).decode("ascii")
 
 
 def gray_png(image: NDArray[np.uint8]) -> bytes:
@@ -196,12 +198,6 @@ def _cell(image: NDArray[np.uint8], kind: str, text: str, hint: str) -> str:
 
 
 def write(path: str | os.PathLike[str], html: str) -> Path:
-    """The whole file or none of it: a file next to it, then renamed."""
-    path = Path(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_text(html, encoding="utf-8")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-    return path
+    """The whole file or none of it."""
+    write_atomically(Path(path), html.encode())
+    return Path(path)

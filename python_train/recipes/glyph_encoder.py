@@ -22,10 +22,10 @@ import torch
 
 import tim_ext
 from tim_ext import encoder, glyphs
+from tim_ext.files import read_tensors, write_json, write_tensors
 
 from .. import train
 from ..errors import Parser, run_command
-from ..files import read_tensors, write_json, write_tensors
 from ..options import count
 
 EPOCHS = 6

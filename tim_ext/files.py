@@ -12,10 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from tim_ext._optional import require
-from tim_ext.features import hash_tensors
-
+from ._optional import require
 from .errors import UserError, one_line
+from .features import hash_tensors
 
 Tensors = dict[str, Tensor]
 

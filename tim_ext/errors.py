@@ -1,0 +1,11 @@
+"""What the user can put right, and how it is said."""
+
+from __future__ import annotations
+
+
+class UserError(ValueError):
+    """Something that the user can put right: the message is all they need, a traceback would only hide it."""
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
