@@ -21,9 +21,10 @@ pytest.importorskip("safetensors")
 assert ROOT  # train_runs makes python_train importable
 
 RECORD = json.loads(encoder.WEIGHTS.with_suffix(".json").read_text())
-# 5-way 1-shot accuracies that one epoch of the recipe reaches, and how far another machine may be from them
-ONE_EPOCH = {"novel": {"prototype": 0.0, "tim-adm": 0.0}, "digits": {"prototype": 0.0, "tim-adm": 0.0}}
-ONE_EPOCH_TOLERANCE = 3.0
+# 5-way 1-shot accuracies that two epochs of the recipe reach (an encoder without training: 32, 34, 68, 72),
+# and how far another machine or another number of threads may be from them
+TWO_EPOCHS = {"novel": {"prototype": 68.8, "tim-adm": 76.7}, "digits": {"prototype": 79.7, "tim-adm": 88.7}}
+TWO_EPOCHS_TOLERANCE = 5.0
 
 
 def images(count=10, side=32):
@@ -169,13 +170,14 @@ def test_the_accuracy_on_glyphs_is_near_the_recorded_one(monkeypatch, tmp_path):
     assert tim.difference > 2
 
 
-@pytest.mark.skip(reason="the shipped weights are of an earlier rendering of glyphs: to be trained again")
+@pytest.mark.slow
 def test_the_recipe_still_reproduces_its_accuracy(tmp_path, set_threads):
-    """One of its epochs: two minutes on two cores, and far from what an encoder without training reaches."""
+    """A third of its epochs: a few minutes on two cores."""
     from python_train.recipes import glyph_encoder as recipe
 
     set_threads(2)
-    assert recipe.main(["--epochs", "1", "--run", str(tmp_path / "run"), "--out", str(tmp_path)]) == 0
+    assert recipe.main(["--epochs", "2", "--run", str(tmp_path / "run"), "--out", str(tmp_path)]) == 0
     record = json.loads((tmp_path / "glyph_encoder.json").read_text())
-    for split, expected in ONE_EPOCH.items():
-        assert record["accuracy"][split]["5-way 1-shot"] == pytest.approx(expected, abs=ONE_EPOCH_TOLERANCE)
+    for split, expected in TWO_EPOCHS.items():
+        got = record["accuracy"][split]["5-way 1-shot"]
+        assert got == pytest.approx(expected, abs=TWO_EPOCHS_TOLERANCE)

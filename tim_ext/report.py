@@ -29,14 +29,14 @@ STYLE = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink);
        font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
-main { max-width: 1080px; margin: 0 auto; padding: 32px 20px 48px; }
+main { max-width: 1240px; margin: 0 auto; padding: 32px 20px 48px; }
 h1 { font-size: 30px; line-height: 1.2; margin: 0 0 8px; }
 h2 { font-size: 20px; margin: 0 0 12px; }
 h3 { font-size: 15px; margin: 20px 0 8px; }
 section { background: white; border: 1px solid var(--line); border-radius: 10px; padding: 20px 24px;
           margin-top: 20px; overflow-x: auto; }
 p { margin: 8px 0; max-width: 78ch; }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(440px, 1fr)); gap: 12px 40px; }
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(540px, 1fr)); gap: 12px 40px; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 15px; align-self: start; }
 caption { text-align: left; font-weight: 600; padding: 6px 0; }
 th, td { padding: 5px 0 5px 14px; text-align: right; white-space: nowrap;
