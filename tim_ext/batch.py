@@ -13,6 +13,7 @@ from itertools import accumulate
 from numbers import Real
 from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -99,6 +100,8 @@ def make_image_batch(images: Any, labels: Any, num_classes: int | None, class_pr
 def _from_pool(features: Any, labels: Any, index: Any, num_classes: int | None) -> Batch:
     if isinstance(features, (list, tuple)):
         raise TypeError(f"features: expected a pool [M, d] with index=, got a {type(features).__name__}")
+    if isinstance(features, np.memmap) and not features.flags.c_contiguous:  # a copy of what may not fit
+        raise ValueError("features: expected a memory-mapped pool in C order, got another: save it anew")
     features = _features("features", features)
     if features.dim() != 2 or 0 in features.shape:
         _refuse_shape("features", "[M, d] with index=, neither of them 0", features)

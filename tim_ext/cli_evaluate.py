@@ -19,7 +19,7 @@ from torch import Tensor
 from . import tasks
 from ._optional import require
 from .evaluation import MEMORY, Setting, check_base_mean, check_pool, make_runs, name_settings, run
-from .features import Features, load_features
+from .features import Features, load_features, mean_of_rows
 from .methods import METHODS, named_methods
 from .params import check_count
 from .tasks import Sampler
@@ -276,12 +276,12 @@ def load(options: argparse.Namespace) -> tuple[Features, Features | None]:
 def load_mean(path: Path) -> Tensor:
     """[d], from a vector or from features of which it is the mean."""
     if path.suffix.lower() != ".npy":
-        return load_features(path).features.mean(dim=0, dtype=torch.float64)
+        return mean_of_rows(load_features(path).features)
     try:
-        array = torch.from_numpy(np.load(path, allow_pickle=False))
+        array = torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))
     except (TypeError, ValueError) as error:
         raise ValueError(f"--base-mean: expected an array in {path}, got something else ({error})") from None
-    return array if array.dim() == 1 else array.mean(dim=0, dtype=torch.float64)
+    return mean_of_rows(array) if array.dim() == 2 else array
 
 
 def load_groups(path: Path | None, option: str) -> Any:

@@ -23,11 +23,11 @@ from . import __version__, _native
 from . import tasks as samplers
 from ._optional import require
 from .batch import QUERY, _features, _integers
-from .features import hash_tensors
+from .features import hash_tensors, row_blocks
 from .methods import ORACLE, Method, named_methods
 from .params import check_count
 from .tasks import Sampler, Tasks
-from .transforms import make_transform
+from .transforms import Transform, make_transform
 
 MEMORY = 2**29  # bytes for the tasks in work
 CHUNK = 256  # tasks at most: a bar that moves, and little work lost to Ctrl-C
@@ -142,7 +142,7 @@ def evaluate(
     """Compares methods on the same seeded few-shot tasks.
 
     Args:
-        features: the pool [M, d] that tasks are drawn from.
+        features: the pool [M, d] that tasks are drawn from; it may be memory-mapped (np.load(.., mmap_mode)).
         labels: [M] integers, the class of each row; rows of a class < 0 are not used.
         methods: names out of `tim_ext.methods.METHODS`. Differences are to the first. `name=method` gives a
             method a name of your own, so that it can be there twice, with different hyper-parameters.
@@ -156,7 +156,8 @@ def evaluate(
             `class_prior="oracle"` stands for the true proportions of the classes among the queries of each
             task, (n_k + 1) / (n + K): what a method could gain from knowing them.
         base_mean: [d], the mean feature of the base classes: simpleshot then centres by it.
-        memory: bytes that the tasks in work may take, in addition to the pool.
+        memory: bytes that the tasks in work may take, and again as many for transformed copies of the pool.
+            A pool of which no copy fits is read where it lies, a task's rows at a time.
         progress: show a bar on the terminal (needs tqdm).
 
     Returns:
@@ -198,7 +199,7 @@ def check_pool(features: Any, labels: Any) -> tuple[Tensor, Tensor]:
         raise ValueError(f"features: expected shape [M, d], neither of them 0, got {list(pool.shape)}")
     classes = _integers("labels", labels, None, pool.shape[:1], "features").cpu()
     # in blocks: no [M, d] of flags
-    finite = torch.cat([block.isfinite().all(dim=1) for block in torch.split(pool, 4096)])
+    finite = torch.cat([pool[rows].isfinite().all(dim=1) for rows in row_blocks(pool)])
     wrong = (~finite.cpu() & (classes >= 0)).nonzero()
     if len(wrong):
         raise ValueError(f"features: expected finite values, got NaN or Inf in row {int(wrong[0])}")
@@ -278,7 +279,7 @@ def run(
 ) -> Evaluation:
     """All runs of all settings. Tasks come in chunks, and a chunk counts once all methods are through."""
     tasks, memory = check_count("tasks", tasks, at_least=1), check_memory(memory)
-    pools = _Pools(pool, base_mean)
+    pools = _Pools(pool, base_mean, memory)
     for setting in settings:  # refuses a bad hyper-parameter now and not after an hour; and warms up
         first = _move(setting.sampler[0:1], pool.device)
         for label, item in setting.runs.items():
@@ -368,10 +369,11 @@ def _move(tasks: Tasks, device: torch.device, part: slice = slice(None)) -> Task
 
 class _Pools:
     """The features as each method wants them: steps of a transform that look at one row at a time are done
-    once for all tasks, and methods with the same steps share the copy."""
+    once for all tasks, and methods with the same steps share the copy. Copies that would take more than
+    `memory` are not made: the methods then transform what their tasks need of the pool, again and again."""
 
-    def __init__(self, pool: Tensor, base_mean: Tensor | None) -> None:
-        self.pool, self.base_mean = pool, base_mean
+    def __init__(self, pool: Tensor, base_mean: Tensor | None, memory: int) -> None:
+        self.pool, self.base_mean, self.memory = pool, base_mean, memory
         self._copies: dict[tuple[str, ...], Tensor] = {(): pool}
 
     def prepare(self, item: Run) -> tuple[Tensor, dict[str, Any]]:
@@ -381,10 +383,23 @@ class _Pools:
             return self.pool, hyper
         change = make_transform(hyper["transform"], self.base_mean, self.pool)
         done, left = change.steps[: change.rows_only], change.steps[change.rows_only :]
-        if done not in self._copies:
-            self._copies[done] = change._replace(steps=done)(self.pool)
+        if done not in self._copies and not self._copy(change._replace(steps=done)):
+            done, left = (), change.steps
         base_mean = self.base_mean if "center" in left else None
         return self._copies[done], {**hyper, "transform": "+".join(left) or "none", "base_mean": base_mean}
+
+    def _copy(self, change: Transform) -> bool:
+        """Whether there was room for it."""
+        dtype = torch.float64 if self.pool.dtype == torch.float64 else torch.float32
+        size = self.pool.numel() * dtype.itemsize
+        if size > self.memory:
+            return False
+        self.memory -= size
+        copy = torch.empty(self.pool.shape, dtype=dtype, device=self.pool.device)
+        for rows in row_blocks(self.pool):
+            copy[rows] = change(self.pool[rows])
+        self._copies[change.steps] = copy
+        return True
 
 
 def _solve(label: str, item: Run, pools: _Pools, tasks: Tasks) -> Tensor | list[Tensor]:
