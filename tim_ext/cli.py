@@ -14,6 +14,7 @@ import torch
 
 import tim_ext
 from tim_ext import _native, cli_evaluate, demo, paper
+from tim_ext.processes import LostProcessError, SaidElsewhereError
 
 
 class Parser(argparse.ArgumentParser):
@@ -35,7 +36,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.command = ["tim-ext", *(sys.argv[1:] if arguments is None else arguments)]
     try:
         return int(options.run(options))
-    except (ImportError, OSError, TypeError, ValueError) as error:  # bad input: a sentence, no traceback
+    except SaidElsewhereError as error:  # by another process of torchrun
+        return cli_evaluate.INTERRUPTED if isinstance(error.__cause__, KeyboardInterrupt) else 2
+    except (
+        ImportError,
+        LostProcessError,
+        OSError,
+        TypeError,
+        ValueError,
+    ) as error:  # bad input: a sentence, no traceback
         print(f"tim-ext {options.run.__name__}: {one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
