@@ -1,4 +1,4 @@
-"""The command line: `tim-ext info`, `evaluate`, `paper`, `demo`; or `python -m tim_ext ...`."""
+"""The command line: `tim-ext info`, `evaluate`, `label`, `paper`, `demo`; or `python -m tim_ext ...`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NoReturn
 import torch
 
 import tim_ext
-from tim_ext import _native, cli_evaluate, demo, paper
+from tim_ext import _native, cli_evaluate, cli_label, demo, paper
 from tim_ext.processes import LostProcessError, SaidElsewhereError
 
 
@@ -30,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = commands.add_parser("info", help="versions, native libraries, CPU and CUDA state (the default)")
     add.set_defaults(run=info)
     cli_evaluate.add_command(commands)
+    cli_label.add_command(commands)
     paper.add_command(commands)
     demo.add_command(commands)
     options = parser.parse_args(arguments)
