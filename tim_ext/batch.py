@@ -238,8 +238,14 @@ def _features(name: str, value: Any) -> Tensor:
 
 
 def _integers(
-    name: str, value: Any, features: Tensor | None, shape: Sequence[int] | None = None, like: str = ""
+    name: str,
+    value: Any,
+    features: Tensor | None,
+    shape: Sequence[int] | None = None,
+    like: str = "",
+    keep: bool = False,
 ) -> Tensor:
+    """As int64, or with `keep` as they are."""
     tensor = _tensor(name, value)
     if tensor.dtype not in INTEGERS:
         raise TypeError(f"{name}: expected integers (int64 to int8, or uint8), got {_dtype(tensor)}")
@@ -249,7 +255,7 @@ def _integers(
         _check_device(name, tensor, features, "features")
     if shape is not None and tensor.shape != shape:
         _refuse_shape(name, f"{list(shape)} to match {like}", tensor)
-    return tensor if tensor.dtype == torch.int64 else tensor.long()
+    return tensor if keep or tensor.dtype == torch.int64 else tensor.long()
 
 
 def _integer_list(
