@@ -345,7 +345,7 @@ def label_in(size: int, arguments: list[str], trouble: tuple[str, str, int] | No
     """Of every process that lives to tell: its exit code, output and errors."""
     results, processes = start_together(in_part, size, arguments, trouble)
     killed = trouble is not None and trouble[0] == "kill"
-    told = dict(results.get(timeout=300) for _ in range(size - killed))
+    told = dict(results.get(timeout=100) for _ in range(size - killed))
     for process in processes:
         process.join()
     return [told[rank] for rank in sorted(told)]

@@ -14,7 +14,8 @@ import torch
 
 import tim_ext
 from tim_ext import _native, cli_evaluate, cli_label, demo, paper
-from tim_ext.processes import LostProcessError, SaidElsewhereError
+from tim_ext.processes import SaidElsewhereError
+from tim_ext.ranks import LostRankError
 
 
 class Parser(argparse.ArgumentParser):
@@ -38,14 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options))
     except SaidElsewhereError as error:  # by another process of torchrun
-        return cli_evaluate.INTERRUPTED if isinstance(error.__cause__, KeyboardInterrupt) else 2
-    except (
-        ImportError,
-        LostProcessError,
-        OSError,
-        TypeError,
-        ValueError,
-    ) as error:  # bad input: a sentence, no traceback
+        return cli_evaluate.INTERRUPTED if error.interrupted else 2
+    except (ImportError, LostRankError, OSError, TypeError, ValueError) as error:  # a sentence, no traceback
         print(f"tim-ext {options.run.__name__}: {one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

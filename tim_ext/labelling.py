@@ -62,9 +62,9 @@ def label_pool(
     iteration, or the labelling, or the writing.
     """
     start = time.perf_counter()
-    job = _agree(pool, support, processes)
     if processes.is_first:
-        _remove(out, "*")  # of a run that was killed
+        _remove(out, "*")  # of a run that was killed; before any process of this one makes a file
+    job = _agree(pool, support, processes)
     _try_to_write(out, _draft(out, job, f"try-{processes.rank}"))
     part = processes.part(len(pool))
     rows, labels = pool[part], _labels_of_part(support, part)

@@ -19,6 +19,8 @@ from typing import Any
 
 import torch.distributed
 
+from .ranks import LostRankError
+
 dist: Any = torch.distributed  # what it declares to export differs between versions
 
 PATIENCE = timedelta(hours=2)  # others may wait for the first process to read a large file
@@ -48,12 +50,12 @@ class World:
         return [count * rank // self.size for rank in range(self.size + 1)]
 
 
-class LostProcessError(RuntimeError):
-    """Another process has gone without a word."""
-
-
 class SaidElsewhereError(Exception):
     """The work has ended, and another process says why."""
+
+    def __init__(self, interrupted: bool) -> None:
+        super().__init__("interrupted" if interrupted else "failed")
+        self.interrupted = interrupted  # by Ctrl-C
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,7 @@ class Processes(World):
         if self.store is None:
             return False
         with self._talking():
-            if self.store.add("failed", 0):
-                raise SaidElsewhereError
+            self._listen()
             return bool(self.store.add(self._key("stop"), 0))
 
     def gather(self, mine: Any, watch: Callable[[], object] = lambda: None) -> list[Any]:
@@ -108,9 +109,18 @@ class Processes(World):
         self.state["work"] += 1
         return all_
 
-    def fail(self) -> bool:
+    def fail(self, error: BaseException) -> bool:
         """Tells the others that this process ends; whether it is the first to, so that it says why."""
-        return self.store is None or self.store.add("failed", 1) == 1
+        if self.store is None:
+            return True
+        if isinstance(error, KeyboardInterrupt):
+            self.store.add("interrupted", 1)
+        return int(self.store.add("failed", 1)) == 1
+
+    def _listen(self) -> None:
+        """Raises if another process has failed."""
+        if self.store.add("failed", 0):
+            raise SaidElsewhereError(bool(self.store.add("interrupted", 0)))
 
     def _key(self, name: str) -> str:
         return f"{name} {self.state['work']}"
@@ -121,20 +131,22 @@ class Processes(World):
         try:
             yield
         except RuntimeError as error:  # gloo's; dist.DistError is one
-            if isinstance(error, LostProcessError):
+            if isinstance(error, LostRankError):
                 raise
-            raise LostProcessError(self._who_is_lost()) from error
+            raise LostRankError(self._who_is_lost()) from error
 
     def _who_is_lost(self) -> str:
-        lost = [str(rank) for rank in range(self.size) if rank != self.rank]
+        lost = [rank for rank in range(self.size) if rank != self.rank]
         try:
-            if self.store.add("failed", 0):
-                raise SaidElsewhereError
+            self._listen()
             lost = [rank for rank in lost if not self.store.add(self._key(f"there {rank}"), 0)] or lost
         except RuntimeError:  # the store went with its process
-            lost = ["0"]
-        which = f"process {lost[0]}" if len(lost) == 1 else f"one of the processes {', '.join(lost)}"
-        return f"{which} of {self.size} (0 to {self.size - 1}) was lost before it had finished"
+            lost = [0]
+        which = f"rank {lost[0]}" if len(lost) == 1 else f"one of the ranks {', '.join(map(str, lost))}"
+        return (
+            f"{which} of {self.size} is lost before it had finished: its process has ended or cannot be "
+            "reached; start all ranks again"
+        )
 
 
 @contextmanager
@@ -156,18 +168,18 @@ def start(timeout: timedelta = PATIENCE) -> Iterator[Processes]:
     try:
         yield processes
     except BaseException as error:
-        first = not isinstance(error, SaidElsewhereError) and _first_to_fail(processes)
+        first = not isinstance(error, SaidElsewhereError) and _first_to_fail(processes, error)
         _linger(processes)
-        if not first:
-            raise SaidElsewhereError from error
-        raise
+        if first or isinstance(error, SaidElsewhereError):
+            raise
+        raise SaidElsewhereError(isinstance(error, KeyboardInterrupt)) from error
     finally:
         dist.destroy_process_group()
 
 
-def _first_to_fail(processes: Processes) -> bool:
+def _first_to_fail(processes: Processes, error: BaseException) -> bool:
     try:
-        return processes.fail()
+        return processes.fail(error)
     except RuntimeError:  # the store is gone, and who could have said something with it
         return True
 
