@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ._optional import require
 
 RECORD = np.dtype([("label", "<i4"), ("confidence", "<f4")])
-BLOCK = 1 << 18  # rows in memory at once; of .parquet, a row group
+BLOCK = 1 << 16  # rows in memory at once; of .parquet, a row group
 
 Records = NDArray[Any]  # [n] of RECORD
 
