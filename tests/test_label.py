@@ -389,7 +389,7 @@ def test_bad_input_of_a_part_is_said_once(files, tmp_path):
     )
 
 
-@pytest.mark.parametrize("when", ["iteration 2", "labels"])
+@pytest.mark.parametrize("when", ["iteration 2", pytest.param("labels", marks=pytest.mark.slow)])
 def test_a_process_that_is_killed(files, tmp_path, when):
     """The other ends with a sentence that names it; the old file is as it was, nothing else is left; and the
     same command succeeds."""
@@ -407,7 +407,12 @@ def test_a_process_that_is_killed(files, tmp_path, when):
 
 
 @pytest.mark.parametrize(
-    ("what", "when"), [("interrupt", "iteration 2"), ("terminate", "iteration 2"), ("interrupt", "labels")]
+    ("what", "when"),
+    [
+        ("interrupt", "iteration 2"),
+        pytest.param("terminate", "iteration 2", marks=pytest.mark.slow),
+        pytest.param("interrupt", "labels", marks=pytest.mark.slow),
+    ],
 )
 def test_signals_end_all_processes_in_order(files, tmp_path, what, when):
     before = sorted(tmp_path.iterdir())
@@ -459,3 +464,42 @@ def test_a_folder_that_is_not_shared(files, tmp_path, monkeypatch, capsys):
     assert cli.main([*files, "--iterations", "1", "--out", str(tmp_path / "out.csv")]) == 2
     assert f"without the {M} rows of process 0" in capsys.readouterr().err
     assert not list(tmp_path.glob(".*"))
+
+
+# The page -----------------------------------------------------------------------------------------
+
+
+def test_the_python_of_the_page_runs(capsys):
+    page = (Path(__file__).parents[1] / "docs" / "label.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(code, {})
+    share = re.search(r"([0-9.]+)% right", capsys.readouterr().out)
+    assert share is not None
+    assert float(share[1]) > 90
+
+
+def test_the_page_has_every_option():
+    page = (Path(__file__).parents[1] / "docs" / "label.md").read_text()
+    parser = cli.Parser()
+    cli_label.add_command(parser.add_subparsers())
+    help_text = parser._subparsers._group_actions[0].choices["label"].format_help()
+    for option in set(re.findall(r"--[a-z-]+", help_text)) - {"--help", "--nproc-per-node"}:
+        assert f"`{option}" in page or f" {option} " in page, option
+
+
+def test_real_data(tmp_path, capsys):
+    """More rows right than the nearest prototype has."""
+    folder = os.environ.get("TIM_EXT_DATA")
+    if not folder:
+        pytest.skip("TIM_EXT_DATA is not set")
+    data = np.load(Path(folder) / "clinc150_features.npz")
+    truth = data["labels"]
+    np.save(tmp_path / "pool.npy", data["features"])
+    rows = [row for k in range(150) for row in np.flatnonzero(truth == k)[:5]]
+    (tmp_path / "a.csv").write_text("".join(f"{row},{truth[row]}\n" for row in rows))
+    files = ["label", str(tmp_path / "pool.npy"), "--support", str(tmp_path / "a.csv")]
+    right = []
+    for iterations in ("0", "30"):
+        assert cli.main([*files, "--iterations", iterations, "--out", str(tmp_path / "out.npz")]) == 0
+        right.append(np.mean(np.delete(np.load(tmp_path / "out.npz")["labels"] == truth, rows)))
+    assert right[1] > right[0] + 0.03

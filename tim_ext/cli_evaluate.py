@@ -164,6 +164,11 @@ def evaluate_together(options: argparse.Namespace, processes: Processes) -> int:
         directory.mkdir(parents=True, exist_ok=True)  # a bad path fails now and not after the run
 
     data, validation = load(options)
+    for rank, other in enumerate(processes.gather(data.sha256)):
+        if other != data.sha256:
+            raise ValueError(
+                f"{data.path}: expected the same data in all processes, got other in rank {rank}"
+            )
     pool, labels = check_pool(data.features, data.labels)
     base_mean = None if options.base_mean is None else check_base_mean(load_mean(options.base_mean), pool)
     samplers = make_samplers(options, data, "test classes: " if options.tune else "")
