@@ -99,6 +99,18 @@ void write_history(const Task& task, const ClassState<T>& s, int64_t blocks, T* 
   row[2] = T(conditional);
 }
 
+// log p_ik = l_ik - log_total_i in place of l_ik: finish_block where p is made from log p later.
+template <class T>
+TIM_INLINE void log_block(int64_t classes, Block<T> b) {
+  constexpr int W = kWidth<T>;
+  for (int64_t k = 0; k < classes; ++k)
+    for (int64_t v = 0; v < b.vectors; ++v) {
+      T* logits = b.logits + k * b.ld + v * W;
+      const Vec<T> log_total = load(b.log_total + v * W);
+      store(logits, k < classes - 1 ? load(logits) - log_total : -log_total);
+    }
+}
+
 // The softmax half of an iteration: p (and with `more` p^power) with their sums per block, and with `finish` log p;
 // the sums for the loss terms and the change of p where they are wanted.
 template <int KT, class T, class Form>
@@ -112,6 +124,9 @@ TIM_INLINE void softmax_half(Form& form, int64_t K, const Coefficients<T>& c, Cl
     else
       softmax_block<KT, false>(K, c, s.shift, block, s.accumulators + slot * 2 * K, sums);
     s.smallest[b] = sums.smallest;
+    if constexpr (Form::kNeedsLog) {
+      if (form.restores() && !history && !change) return log_block(K, block);
+    }
     if (finish) finish_block(K, block);
     if (history) history_block(K, block, s.history + b * (s.stride + 2));
     if (change) parts[3 * s.stride] = change_block(K, block, form.before(b));
