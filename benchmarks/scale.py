@@ -5,7 +5,8 @@
 
 A pool of random features is written to a temporary directory (--folder), solved by fresh processes, and
 removed. For every run: seconds per iteration next to what the model of docs/scale.md allows, with the
-multiply-add peak and the stream bandwidth measured just before; and the memory that no file backs.
+multiply-add peak and the stream bandwidth measured just before; the same in processor seconds, which other
+work on the machine disturbs less; and the memory that no file backs.
 """
 
 from __future__ import annotations
@@ -77,6 +78,18 @@ def bandwidth(pool: np.ndarray) -> float:
     return best
 
 
+def peak_per_cpu_second() -> float:
+    """Multiply-adds per processor second of one thread: the median of twenty short measurements."""
+    rates, threads = [], torch.get_num_threads()
+    torch.set_num_threads(1)
+    for _ in range(20):
+        begin, cpu = time.perf_counter(), time.process_time()
+        rate = torch.ops.tim_ext.cpu_peak(0.03, False)
+        rates.append(rate * (time.perf_counter() - begin) / (time.process_time() - cpu))
+    torch.set_num_threads(threads)
+    return statistics.median(rates)
+
+
 def run(rank: int, size: int, port: int, threads: int, path: Path, options: Any, results: Any) -> None:
     torch.set_num_threads(threads)
     if size > 1:
@@ -88,7 +101,7 @@ def run(rank: int, size: int, port: int, threads: int, path: Path, options: Any,
     shots = torch.arange(SHOTS * options.classes)
     here = shots[(shots >= mine.start) & (shots < mine.stop)]
     labels[here - mine.start] = (here % options.classes).to(torch.int16)
-    memory, ends = Memory(), [time.perf_counter()]
+    memory, ends = Memory(), [(time.perf_counter(), time.process_time())]
     result = tim_ext.distributed.adm(
         pool[mine],
         labels,
@@ -96,13 +109,14 @@ def run(rank: int, size: int, port: int, threads: int, path: Path, options: Any,
         iterations=options.iterations,
         outputs=("predictions",),
         cache_bytes=options.cache_bytes,
-        callback=lambda done: ends.append(time.perf_counter()),
+        callback=lambda done: ends.append((time.perf_counter(), time.process_time())),
     )
-    total = time.perf_counter() - ends[0]
+    total = time.perf_counter() - ends[0][0]
     truth = torch.arange(mine.start, mine.stop) % options.classes
     right = (result.predictions == truth).double().mean().item()
-    steps = [end - begin for begin, end in pairwise(ends[1:])]
-    report = {"total": total, "iteration": statistics.median(steps or [total]), "right": right}
+    steps = list(pairwise(ends[1:] if len(ends) > 2 else ends))
+    wall, cpu = (statistics.median(end[at] - begin[at] for begin, end in steps) for at in (0, 1))
+    report = {"total": total, "iteration": wall, "cpu": cpu, "right": right}
     report |= {"memory": memory.highest, "before": memory.start}
     results.put((rank, report))
     if size > 1:
@@ -123,6 +137,7 @@ def solve(path: Path, processes: int, threads: int, options: Any) -> dict[str, f
     return {
         "total": max(report["total"] for report in reports),
         "iteration": max(report["iteration"] for report in reports),
+        "cpu": sum(report["cpu"] for report in reports),
         "right": statistics.mean(report["right"] for report in reports),
         "memory": sum(report["memory"] for report in reports),
         "before": sum(report["before"] for report in reports),
@@ -143,7 +158,7 @@ def report(samples: int, options: Any) -> None:
         pool = np.load(path, mmap_mode="r")
         for _ in range(options.repeat):
             for processes in options.processes:
-                peak, speed = measure.peak(), bandwidth(pool)
+                peak, speed, cpu_peak = measure.peak(), bandwidth(pool), peak_per_cpu_second()
                 got = solve(path, processes, options.threads // processes, options)
                 cached = samples * options.classes * 4 <= options.cache_bytes * processes
                 work, traffic = model(samples, options.dim, options.classes, cached)
@@ -154,8 +169,10 @@ def report(samples: int, options: Any) -> None:
                     f"{got['total']:.1f} s in all ({options.iterations} iterations); "
                     f"{least / got['iteration']:.0%} of the bound of {least:.4f} s "
                     f"({'multiply-adds' if work / peak > traffic / speed else 'bandwidth'}: "
-                    f"{peak / 1e9:.0f} G/s, {speed / 1e9:.1f} GB/s); memory {got['memory']:.0f} MB, of which "
-                    f"{got['before']:.0f} MB before; {got['right']:.1%} right",
+                    f"{peak / 1e9:.0f} G/s, {speed / 1e9:.1f} GB/s); {got['cpu']:.4f} processor seconds, "
+                    f"{work / cpu_peak / got['cpu']:.0%} of {cpu_peak / 1e9:.0f} G/s each; "
+                    f"memory {got['memory']:.0f} MB, of which {got['before']:.0f} MB before; "
+                    f"{got['right']:.1%} right",
                     flush=True,
                 )
 

@@ -19,13 +19,24 @@ class Arena {
 
 TIM_INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// f(i) for i in 0 .. n - 1, on the team's threads if there is more than one piece and thread.
+// f(i) for i in 0 .. n - 1, on the team's threads if there is more than one piece and thread. Each thread takes the
+// next piece when it is free, so that one that is held up holds up no more than the piece it has.
 template <class F>
 TIM_INLINE void run(const Team& team, int64_t n, F f) {
   if (team.threads <= 1 || n <= 1) {
     for (int64_t i = 0; i < n; ++i) f(i);
   } else {
-    team.parallel(n, [](void* context, int64_t i) { (*static_cast<F*>(context))(i); }, &f);
+    struct Pieces {
+      F& f;
+      int64_t n, next;
+    } pieces{f, n, 0};
+    team.parallel(
+        team.threads < n ? team.threads : n,
+        [](void* context, int64_t) {
+          Pieces& p = *static_cast<Pieces*>(context);
+          for (int64_t i; (i = __atomic_fetch_add(&p.next, 1, __ATOMIC_RELAXED)) < p.n;) p.f(i);
+        },
+        &pieces);
   }
 }
 
