@@ -549,22 +549,6 @@ def test_the_solvers_on_the_torch_kernels():
         )
 
 
-@pytest.mark.parametrize("dtype", [F64, F32, F16, BF16])
-def test_opcheck(dtype):
-    task = operator_task(dtype)
-    samples = task["features"], task["labels"], task["scale"]
-    log_probs, before = (torch.zeros(lanes(611) * 3, dtype=task["scale"].dtype) for _ in range(2))
-    factor = torch.ones(3, dtype=task["scale"].dtype)
-    check = torch.library.opcheck
-    check(ops.shard_scale.default, (*samples[:2], True))
-    softmax = SOFTMAX | {"entropy_order": 1.0}
-    check(ops.shard_softmax.default, (*samples, task["weights"], log_probs, before), softmax)
-    check(ops.shard_softmax.default, (*samples, task["weights"], log_probs, None), softmax)
-    check(ops.shard_adm_sums.default, (*samples, log_probs, factor), ADM_SUMS | {"exact": False})
-    check(ops.shard_gd_sums.default, (*samples, log_probs, factor), GD_SUMS | {"entropy_order": 1.0})
-    check(ops.shard_classify.default, (*samples, task["weights"]), {"temperature": 9.0, "probs": True})
-
-
 def test_operators_refuse():
     task = operator_task(F64)
     samples = task["features"], task["labels"], task["scale"]

@@ -364,22 +364,23 @@ def check_status(batch: Batch, status: Tensor) -> None:
 
 def refuse(batch: Batch, task: int, code: int, position: int, value: int) -> NoReturn:
     here = in_task(task, len(batch.sizes))
+    raise ValueError(refusal(code, position, value, batch.counts[task], len(batch.features), here))
+
+
+def refusal(code: int, position: int, value: int, classes: int | None, rows: int = 0, here: str = "") -> str:
+    """The sentence for a code of csrc/common/status.h; `classes` is None if K is not known yet."""
     sample = f"sample {position}{here}"
-    known = f"class 0 to {batch.counts[task] - 1}"
-    known_rows = f"rows 0 to {len(batch.features) - 1} of features"
+    known = "class >= 0" if classes is None else f"class 0 to {classes - 1}"
     markers = f"{QUERY} for a query or {PADDING} for padding"
-    raise ValueError(
-        {
-            NOT_FINITE: f"features: expected finite values, got NaN or Inf at {sample}",
-            LABEL_OUT_OF_RANGE: f"labels: expected a {known}, {markers}, got {value} at {sample}",
-            CLASS_WITHOUT_SUPPORT: f"labels: expected support of each {known}, "
-            f"got none of class {value}{here}",
-            NO_SUPPORT: f"labels: expected support samples (labels >= 0), got none{here}",
-            ROW_OUT_OF_RANGE: f"index: expected {known_rows}, got {value} at {sample}",
-            RESULT_NOT_FINITE: "the hyper-parameters (or features with normalize=False) are too extreme: "
-            f"expected finite probabilities, got NaN or Inf{here}; float64 has a wider range",
-        }[code]
-    )
+    return {
+        NOT_FINITE: f"features: expected finite values, got NaN or Inf at {sample}",
+        LABEL_OUT_OF_RANGE: f"labels: expected a {known}, {markers}, got {value} at {sample}",
+        CLASS_WITHOUT_SUPPORT: f"labels: expected support of each {known}, got none of class {value}{here}",
+        NO_SUPPORT: f"labels: expected support samples (labels >= 0), got none{here}",
+        ROW_OUT_OF_RANGE: f"index: expected rows 0 to {rows - 1} of features, got {value} at {sample}",
+        RESULT_NOT_FINITE: "the hyper-parameters (or features with normalize=False) are too extreme: "
+        f"expected finite probabilities, got NaN or Inf{here}; float64 has a wider range",
+    }[code]
 
 
 def in_task(task: int, total: int) -> str:

@@ -3,8 +3,8 @@
 Every rank passes the samples it holds and gets their probabilities; the weights are the same on all of them.
 An iteration is two passes over a rank's samples, each followed by one exchange of sums (docs/scale.md):
 
-    softmax pass    p_ik;  log sum over Q of p_ik^(1 + alpha/beta)                     K numbers, gathered
-    weighted pass   A_k = sum_i c_i (t_ik - p_ik) z_i,  sum_i c_i p_ik,  sum_Q q_ik    K d + 2 K numbers, summed
+    softmax pass    p_ik,  sum_i c_i p_ik,  log sum over Q of p_ik^(1 + alpha/beta)    3 K + 3 numbers
+    weighted pass   A_k = sum_i c_i (t_ik - p_ik) z_i,  sum over Q of q_ik             K d + K numbers
 
 Without a process group the same code solves a huge task in one process: features may be a memory map, which
 is read block by block and never copied.
@@ -21,22 +21,25 @@ import torch
 from torch import Tensor
 
 from .batch import (
+    CLASS_WITHOUT_SUPPORT,
     LABEL_OUT_OF_RANGE,
+    NO_SUPPORT,
     PADDING,
     QUERY,
-    Batch,
-    _class_prior,
+    RESULT_NOT_FINITE,
     _features,
     _history,
     _integers,
+    _numbers,
+    _proportions,
     _refuse_shape,
-    refuse,
+    refusal,
 )
 from .params import ADM, GD, OUTPUTS, AdmParams, GdParams, TimParams, check_count, check_flag, check_outputs
 from .ranks import LostRankError, Ranks, open_ranks
 from .reference import x_log
 from .result import Result, _ShortRepr
-from .shard import Shard, Sums, not_finite
+from .shard import Shard, Sums
 
 __all__ = ["Labels", "LostRankError", "adm", "classify", "gd"]
 
@@ -66,20 +69,20 @@ def adm(
     """TIM-ADM on one task whose samples are spread over the ranks of a process group.
 
     As `tim_ext.adm` with solver="primal" on the samples of all ranks together, up to the order of sums, which
-    are float64. All ranks call it with the same hyper-parameters; they all raise the same error if one of them
-    must.
+    are float64. All ranks call it with the same hyper-parameters, and if one of them must refuse, all of them
+    raise the same error.
 
     Args:
-        features: [n, d], the samples of this rank: a tensor, array or memory map of float16, bfloat16, float32
-            or float64. n may be 0, and differs from rank to rank as you like.
+        features: [n, d], the samples of this rank: a tensor, array or memory map of float16, bfloat16,
+            float32 or float64. n may be 0, and differs from rank to rank as you like.
         labels: [n] integers: the class (>= 0) of a support sample, -1 for a query, -100 for a sample that is
             ignored. Every class needs a support sample on some rank.
         group: a torch.distributed process group; by default all ranks, or this process alone without one.
         num_classes: K; by default the largest label of all ranks + 1.
-        normalize, lam, alpha, beta, temperature, marginal_weight, class_prior, iterations, tol, history: as in
-            `tim_ext.adm`.
-        outputs: which of "probs" [n, K], "predictions" [n], "weights" [K, d] to return; only "weights" saves a
-            pass over the samples, and `classify` gives the others block by block.
+        normalize, lam, alpha, beta, temperature, marginal_weight, class_prior, iterations, tol, history: as
+            in `tim_ext.adm`.
+        outputs: which of "probs" [n, K], "predictions" [n], "weights" [K, d] to return; only "weights" saves
+            a pass over the samples, and `classify` gives the others block by block.
         cache_bytes: memory for log p between the two passes of an iteration. Samples that do not fit have it
             computed twice, with the same result.
         callback: called after every iteration with the number of iterations done, on every rank. What it
@@ -177,7 +180,7 @@ def classify(
 ) -> Labels:
     """Labels rows with the weights of a solved task: p_ik = softmax_k(-tau/2 * ||w_k - z_i||^2).
 
-    Needs no process group: call it on any rows, a block of a memory map at a time, to write results as you go.
+    Needs no process group: call it on any rows, a block of a memory map at a time, and write as you go.
 
     Args:
         features: [n, d], as in `adm`.
@@ -195,7 +198,7 @@ def classify(
     if w.dim() != 2 or len(w) == 0 or w.shape[1] != rows.shape[1]:
         _refuse_shape("weights", f"[K, {rows.shape[1]}] to match features", w)
     shard = Shard(rows, torch.full((1,), QUERY, device=rows.device).expand(len(rows)), normalize)
-    _check_rows(shard, *shard.measure())
+    _check_rows(*shard.measure())
     shard.open(len(w), 0, False)
     return Labels(
         **{"probs": None, "predictions": None, "confidences": None}
@@ -234,12 +237,11 @@ def _solve(
         top = max(one["top"] for one in facts)
         count = top + 1 if job.num_classes is None else job.num_classes
         if top < 0:
-            raise ValueError("labels: expected support samples (labels >= 0), got none")
+            raise ValueError(refusal(NO_SUPPORT, 0, 0, None))
         if count > samples:  # refused before anything of size K is allocated
             source = f"label {top}" if job.num_classes is None else f"num_classes={count}"
-            raise ValueError(
-                f"labels: expected support of each class 0 to {count - 1}, got only {samples} samples ({source})"
-            )
+            expected = f"labels: expected support of each class 0 to {count - 1}"
+            raise ValueError(f"{expected}, got only {samples} samples ({source})")
         solver = method(ranks, job, count)
         return solver.solve()
 
@@ -276,8 +278,8 @@ def _check(
     if problem[0] == 0 and num_classes is not None and top >= num_classes:
         at = int((marks >= num_classes).nonzero()[0])
         problem = LABEL_OUT_OF_RANGE, at, int(marks[at])
-    _check_rows(shard, *problem, count=num_classes)
-    prior = None if class_prior is None else torch.as_tensor(class_prior).double().flatten().tolist()
+    _check_rows(*problem, num_classes)
+    prior = None if class_prior is None else _numbers("class_prior", class_prior).tolist()
     job = _Job(shard, params, class_prior, names, cache_bytes, callback, history, num_classes)
     same = {"method": name, "d": rows.shape[1], "dtype": str(rows.dtype).removeprefix("torch.")}
     same |= {"num_classes": num_classes, "normalize": normalize, "history": history, **asdict(params)}
@@ -286,10 +288,9 @@ def _check(
     return job, facts
 
 
-def _check_rows(shard: Shard, code: int, position: int, value: int, count: int | None = None) -> None:
+def _check_rows(code: int, position: int, value: int, classes: int | None = None) -> None:
     if code:
-        batch = Batch(*[shard.features] * 5, [len(shard.features)], [count or 1 << 31], ())
-        refuse(batch, 0, code, position, value)
+        raise ValueError(refusal(code, position, value, classes))
 
 
 def _check_same(ranks: Ranks, settings: list[dict[str, Any]]) -> None:
@@ -315,10 +316,10 @@ class _Method:
         params: TimParams = job.params
         self.params = params
         shard = self.shard
-        shard.open(classes, job.cache_bytes, params.tol > 0)
         self.dim = shard.features.shape[1]
 
         def start() -> Tensor:
+            shard.open(classes, job.cache_bytes, params.tol > 0)
             counts, sums = shard.support_sums()
             queries = (shard.labels == QUERY).sum().double()
             return torch.cat([counts, sums.flatten(), queries[None]])
@@ -328,14 +329,11 @@ class _Method:
         self.support, self.queries = int(self.counts.sum()), int(total[-1])
         if not self.counts.all():
             missing = int((self.counts == 0).nonzero()[0])
-            raise ValueError(
-                f"labels: expected support of each class 0 to {classes - 1}, got none of class {missing}"
-            )
+            raise ValueError(refusal(CLASS_WITHOUT_SUPPORT, 0, missing, classes))
         self.weights = total[classes:-1].view(classes, self.dim) / self.counts[:, None]  # w_k(0)
         self.log_prior = torch.zeros(classes, dtype=torch.float64)  # -log2(K prior_k)
         if job.prior is not None:
-            whole = Batch(*[total] * 5, [1], [classes], ())
-            self.log_prior = -torch.log2(classes * _class_prior(job.prior, whole))
+            self.log_prior = -torch.log2(classes * _proportions("class_prior", job.prior, classes))
 
     def solve(self) -> Result:
         params, shard, ranks = self.params, self.shard, self.ranks
@@ -362,7 +360,7 @@ class _Method:
         ranks.gather(lambda: torch.zeros(1), 1)  # what the last callback raised
         shard.drop_cache()
         if not self.weights.to(shard.real).isfinite().all():
-            raise ValueError(not_finite())
+            raise ValueError(refusal(RESULT_NOT_FINITE, 0, 0, self.classes))
         weights = self.weights.to(shard.device, shard.real)
         wanted = [name for name in ("probs", "predictions") if name in self.job.outputs]
         found = shard.classify(weights, params.temperature, wanted) if wanted else {}
@@ -389,7 +387,6 @@ class _Method:
         def local() -> Tensor:
             weights = self.weights.to(shard.device)
             mine = shard.softmax(weights, before, self.softmax_options(), float(self.log_prior.abs().max()))
-            self.local_p = mine.p
             scalars = torch.tensor([mine.cross, mine.conditional, mine.change], dtype=torch.float64)
             return torch.cat([mine.p.cpu(), mine.log_power.cpu(), mine.query_p.cpu(), scalars])
 

@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+torch_distributed: Any = dist  # its types leave some of it out
+
 BEAT = 0.5  # seconds between two signs of life
 SILENCE = 3.0  # seconds without one after which a rank is lost, once a collective has failed
 PATIENCE = 60.0  # the same where none has failed: a rank may only be held up
@@ -88,9 +90,8 @@ class GroupRanks(Ranks):
         # NCCL alone has no collectives for tensors on the CPU
         backend = str(dist.get_backend(group))
         self.device = torch.device("cuda" if backend == "nccl" else "cpu")
-        self.store = dist.PrefixStore(
-            f"tim_ext/{group.group_name}", dist.distributed_c10d._get_default_store()
-        )
+        store = dist.distributed_c10d._get_default_store()
+        self.store = torch_distributed.PrefixStore(f"tim_ext/{group.group_name}", store)
         self.pending: BaseException | None = None  # what this rank must tell the others
         self.seen: dict[int, tuple[str, float]] = {}  # the last sign of life of each rank, and when
 
@@ -219,15 +220,15 @@ class GroupRanks(Ranks):
         raise RuntimeError(f"an exchange failed {self.stage} though every rank is alive: {text}") from error
 
     def _look(self, silence: float) -> None:
-        """Raises LostRankError if a rank is lost: others have said so, or there was no sign of it for so long."""
+        """Raises LostRankError if a rank is lost: others say so, or there was no sign of it for so long."""
         try:
             lost = self._known_loss() or self._silent(silence)
             if lost:
                 lost = self._publish(lost)
         except RuntimeError as error:
             raise LostRankError(
-                f"{self.name(0)} is lost {self.stage}: the store of the process group, which it or its launcher "
-                "holds, does not answer; start all ranks again"
+                f"{self.name(0)} is lost {self.stage}: the store of the process group, which it or its "
+                "launcher holds, does not answer; start all ranks again"
             ) from error
         if lost:
             raise LostRankError(lost)

@@ -1,8 +1,8 @@
 """The samples of one rank: half an iteration of TIM on them at a time, segment by segment.
 
 A segment is a range of rows small enough that nothing the size of the shard is ever allocated, apart from
-log p of as many segments as `cache_bytes` holds. The kernels are the operators shard_* (csrc/ops.cpp) on a CPU
-and `TorchKernels`, the same functions in plain torch, on a GPU. Sums are float64.
+log p of as many segments as `cache_bytes` holds. The kernels are the operators shard_* (csrc/ops.cpp) on a
+CPU and `TorchKernels`, the same functions in plain torch, on a GPU. Sums are float64.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from . import _native
-from .batch import LABEL_OUT_OF_RANGE, NOT_FINITE, PADDING, QUERY
+from .batch import LABEL_OUT_OF_RANGE, NOT_FINITE, PADDING, QUERY, RESULT_NOT_FINITE, refusal
 from .reference import unit_length, x_log
 
 SEGMENT_ROWS = {"cpu": 1 << 15, "cuda": 1 << 18}
@@ -70,7 +70,6 @@ class Shard:
         rows = max(rows // LANES, 1) * LANES
         self.segments = list(self._cut(rows))
         self.extreme = [self._is_extreme(part) for part in self.segments]
-        self.exact = [False] * len(self.segments)
         copies = 2 if keep_before else 1
         one = lanes(rows) * classes * copies
         kept = min(len(self.segments), cache_bytes // (one * self.real.itemsize))
@@ -101,20 +100,25 @@ class Shard:
         """log p at `weights` [K, d]; the change is against p at the weights `before`, if they are given."""
         columns = torch.zeros(3, self.classes, dtype=torch.float64, device=self.device)
         columns[1] = -inf
-        scalars = []
+        scalars = torch.zeros(len(self.segments) + 1, 4, dtype=torch.float64, device=self.device)
         for j in self._order():
             log_p, p_before = self._kept(j)
-            if self.keep_before and before is not None and j >= len(self.cache):
+            if p_before is not None and before is not None and j >= len(self.cache):  # p was not kept
                 self._softmax(j, before, log_p, p_before, options)
-            mine, more = self._softmax(j, weights, log_p, p_before, options)
+            mine, scalars[j] = self._softmax(j, weights, log_p, p_before, options)
             columns[0::2] += mine[0::2]
             columns[1] = torch.logaddexp2(columns[1], mine[1])
-            scalars.append((j, more))
-        margins = [(j, float(more[0])) for j, more in scalars]
-        for j, margin in margins:
-            self.exact[j] = margin <= prior_range
-        table = torch.stack([more for _, more in scalars]).cpu() if scalars else torch.zeros(1, 4).double()
-        return Sums(*columns, *table[:, 1:3].sum(dim=0).tolist(), float(table[:, 3].max()))
+        margins, *others = scalars.cpu().unbind(dim=1)
+        self.exact = [margin <= prior_range for margin in margins.tolist()]
+        cross, conditional, change = others
+        return Sums(
+            columns[0],
+            columns[1],
+            columns[2],
+            float(cross.sum()),
+            float(conditional.sum()),
+            float(change.max()),
+        )
 
     def adm_sums(self, weights: Tensor, exponent: Tensor, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """sum_i c_i (t_ik - p_ik) z_i [K, d] and sum over Q of q_ik [K]; q_ik ~ p_ik^power 2^-exponent_k."""
@@ -162,7 +166,10 @@ class Shard:
         return result
 
     def classify(self, weights: Tensor, temperature: float, names: Sequence[str]) -> dict[str, Tensor]:
-        """Which of "probs" [n, K], "predictions" [n], "confidences" [n] are asked for; ignored samples: 0, -100, 0."""
+        """The named ones of "probs" [n, K], "predictions" [n], "confidences" [n].
+
+        Samples that are ignored get 0, -100 and 0.
+        """
         n = len(self.features)
         shapes = {"probs": (n, self.classes), "predictions": (n,), "confidences": (n,)}
         out = {
@@ -177,8 +184,9 @@ class Shard:
             *results, status = self.kernels.shard_classify(
                 features, labels, scale, weights, temperature=temperature, probs="probs" in names
             )
-            if status[0]:
-                raise ValueError(not_finite())
+            code, position, value = status.tolist()
+            if code:
+                raise ValueError(refusal(code, position, value, self.classes))
             for name, result in zip(shapes, results, strict=True):
                 if name in names:
                     out[name][part] = result
@@ -229,13 +237,6 @@ class Shard:
 
 def lanes(rows: int) -> int:
     return -(-rows // LANES) * LANES
-
-
-def not_finite() -> str:
-    return (
-        "the hyper-parameters (or features with normalize=False) are too extreme: "
-        "expected finite probabilities, got NaN or Inf; float64 has a wider range"
-    )
 
 
 class TorchKernels:
@@ -359,7 +360,7 @@ class TorchKernels:
         p = TorchKernels.log_probs(features, scale, weights, temperature).exp()
         p = torch.where(used[:, None], p, 0)
         confidences, predictions = p.max(dim=1)
-        status = torch.tensor([0 if p.isfinite().all() else 6, 0, 0])
+        status = torch.tensor([0 if p.isfinite().all() else RESULT_NOT_FINITE, 0, 0])
         return p[: len(p) if probs else 0], torch.where(used, predictions, PADDING), confidences, status
 
     @staticmethod

@@ -59,6 +59,7 @@ class PrimalPasses {
     state = take_class_state<T>(arena, K, blocks, chunks_);
   }
   const Coefficients<T>& coefs() const { return c_; }
+  bool restores() const { return restore_; }  // p is made from log p where it is needed again
 
   // W = the prototypes; the support samples come first.
   void prepare() {

@@ -55,7 +55,10 @@ void shard_scale(const Batch& part, bool normalize, void* scale, bool* extreme, 
       found[size_t(piece)] =
           kernels<T>().measure_rows(rows, normalize, p.worker.scale.data() + first, &bad[size_t(piece)]);
     };
-    team.parallel(pieces, [](void* m, int64_t i) { (*static_cast<decltype(measure)*>(m))(i); }, &measure);
+    if (team.threads > 1)
+      team.parallel(pieces, [](void* m, int64_t i) { (*static_cast<decltype(measure)*>(m))(i); }, &measure);
+    else
+      for (int64_t piece = 0; piece < pieces; ++piece) measure(piece);
     int64_t worst = part.offsets[1];
     for (int64_t piece = 0; piece < pieces; ++piece) {
       if (found[size_t(piece)] == Rows::not_finite)

@@ -19,13 +19,24 @@ class Arena {
 
 TIM_INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// f(i) for i in 0 .. n - 1, on the team's threads if there is more than one piece and thread.
+// f(i) for i in 0 .. n - 1, on the team's threads if there is more than one piece and thread. Each thread takes the
+// next piece when it is free, so that one that is held up holds up no more than the piece it has.
 template <class F>
 TIM_INLINE void run(const Team& team, int64_t n, F f) {
   if (team.threads <= 1 || n <= 1) {
     for (int64_t i = 0; i < n; ++i) f(i);
   } else {
-    team.parallel(n, [](void* context, int64_t i) { (*static_cast<F*>(context))(i); }, &f);
+    struct Pieces {
+      F& f;
+      int64_t n, next;
+    } pieces{f, n, 0};
+    team.parallel(
+        team.threads < n ? team.threads : n,
+        [](void* context, int64_t) {
+          Pieces& p = *static_cast<Pieces*>(context);
+          for (int64_t i; (i = __atomic_fetch_add(&p.next, 1, __ATOMIC_RELAXED)) < p.n;) p.f(i);
+        },
+        &pieces);
   }
 }
 
@@ -99,6 +110,18 @@ void write_history(const Task& task, const ClassState<T>& s, int64_t blocks, T* 
   row[2] = T(conditional);
 }
 
+// log p_ik = l_ik - log_total_i in place of l_ik: finish_block where p is made from log p later.
+template <class T>
+TIM_INLINE void log_block(int64_t classes, Block<T> b) {
+  constexpr int W = kWidth<T>;
+  for (int64_t k = 0; k < classes; ++k)
+    for (int64_t v = 0; v < b.vectors; ++v) {
+      T* logits = b.logits + k * b.ld + v * W;
+      const Vec<T> log_total = load(b.log_total + v * W);
+      store(logits, k < classes - 1 ? load(logits) - log_total : -log_total);
+    }
+}
+
 // The softmax half of an iteration: p (and with `more` p^power) with their sums per block, and with `finish` log p;
 // the sums for the loss terms and the change of p where they are wanted.
 template <int KT, class T, class Form>
@@ -112,6 +135,9 @@ TIM_INLINE void softmax_half(Form& form, int64_t K, const Coefficients<T>& c, Cl
     else
       softmax_block<KT, false>(K, c, s.shift, block, s.accumulators + slot * 2 * K, sums);
     s.smallest[b] = sums.smallest;
+    if constexpr (Form::kNeedsLog) {
+      if (form.restores() && !history && !change) return log_block(K, block);
+    }
     if (finish) finish_block(K, block);
     if (history) history_block(K, block, s.history + b * (s.stride + 2));
     if (change) parts[3 * s.stride] = change_block(K, block, form.before(b));
