@@ -11,8 +11,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
-from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -21,32 +19,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .errors import UserError
+from tim_ext import processes
 
-PATIENCE = timedelta(hours=2)  # others may wait for the first process to read a large dataset
+from .errors import UserError
 
 
 @dataclass(frozen=True)
-class World:
-    rank: int
-    size: int
+class World(processes.World):
     device: torch.device
-
-    @property
-    def is_first(self) -> bool:
-        return self.rank == 0
-
-    def part(self, count: int) -> slice:
-        """The samples of this process, out of `count`."""
-        ends = self._ends(count)
-        return slice(ends[self.rank], ends[self.rank + 1])
-
-    def counts(self, count: int) -> list[int]:
-        """How many samples each process has."""
-        return [end - start for start, end in pairwise(self._ends(count))]
-
-    def _ends(self, count: int) -> list[int]:
-        return [count * rank // self.size for rank in range(self.size + 1)]
 
     def sum(self, values: list[float]) -> list[float]:
         """Over all processes."""
@@ -86,7 +66,7 @@ def start(device: str) -> Iterator[World]:
     if size == 1:
         yield World(rank, size, place)
         return
-    dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=PATIENCE)
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=processes.PATIENCE)
     try:
         yield World(rank, size, place)
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import pickle
 import re
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 from tim_ext import features as module
-from tim_ext.features import hash_tensors, load_features
+from tim_ext.features import hash_tensors, load_features, open_pool
 
 M, D = 12, 5
 X = np.random.default_rng(0).standard_normal((M, D)).astype(np.float32)
@@ -140,13 +141,30 @@ def test_array_orders(tmp_path) -> None:
     """Columns first and the other byte order: same data, same hash, contiguous."""
     plain = load_features(**write_data(tmp_path / "plain.npy"))
     for other in (np.asfortranarray(X), X.astype(">f4"), np.repeat(X, 2, axis=0)[::2]):
-        for suffix in (".npy", ".npz"):
-            data = load_features(**write_data(tmp_path / f"other{suffix}", other))
-            assert data.sha256 == plain.sha256
-            assert data.features.is_contiguous()
-            assert torch.equal(data.features, plain.features)
+        data = load_features(**write_data(tmp_path / "other.npz", other))
+        assert data.sha256 == plain.sha256
+        assert data.features.is_contiguous()
+        assert torch.equal(data.features, plain.features)
     columns = torch.from_numpy(X).T.contiguous().T
     assert load_features(write(tmp_path / "some.pt", features=columns, labels=Y)).sha256 == plain.sha256
+
+
+def test_array_orders_that_would_need_a_copy(tmp_path) -> None:
+    """A .npy file is used where it lies, whatever its size; the hint in the refusal makes it fit."""
+    for other, text in (
+        (np.asfortranarray(X), "expected an array in C order, got Fortran: np.save("),
+        (X.astype(">f4"), "expected an array in native byte order, got another: np.save("),
+    ):
+        arguments = write_data(tmp_path / "other.npy", other)
+        message = refusal(**arguments)
+        assert text in message
+        save = message[message.index("np.save") :]
+        exec(save, {"np": np, "path": arguments["path"], "array": np.load(arguments["path"])})
+        assert torch.equal(load_features(**arguments).features, torch.from_numpy(X))
+    write_data(tmp_path / "labels.npy", labels=Y.astype(">i4"))  # small, and converted
+    assert load_features(tmp_path / "other.npy", labels_path=tmp_path / "labels.npy").labels.tolist() == list(
+        Y
+    )
 
 
 def test_parquet_column_types(tmp_path) -> None:
@@ -522,6 +540,80 @@ def test_broken_files(tmp_path, suffix) -> None:
     for content in (b"hello world, this is no such file", b"\0" * 300, b"PK" + b"\xff" * 300, whole[::-1]):
         path.write_bytes(content)
         assert refusal(**arguments).startswith(f"{path}: cannot be read as {suffix}: ")
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".safetensors"])
+def test_a_file_that_is_cut_off_says_by_how_much(tmp_path, suffix) -> None:
+    arguments = write_data(tmp_path / f"some{suffix}")
+    path = arguments["path"]
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.truncate(size - 3)
+    message = refusal(**arguments)
+    if suffix == ".npy":  # safetensors has its own words
+        text = f"expected {size} bytes, as its header says, got {size - 3}: the file is cut off"
+        assert message == f"{path}: cannot be read as .npy: {text}"
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".safetensors"])
+def test_a_file_larger_than_the_memory(tmp_path, suffix) -> None:
+    """A sparse file of a hundred times the memory: no memory is asked for what is not read."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    rows = 100 * total // (2 * 1024)
+    path = tmp_path / f"huge{suffix}"
+    with path.open("wb") as file:
+        if suffix == ".npy":
+            header = {"descr": "<f2", "fortran_order": False, "shape": (rows, 1024)}
+            np.lib.format.write_array_header_1_0(file, header)
+        else:
+            pytest.importorskip("safetensors")
+            entry = {"dtype": "BF16", "shape": [rows, 1024], "data_offsets": [0, rows * 2048]}
+            text = json.dumps({"features": entry}).encode()
+            text += b" " * (-len(text) % 8)
+            file.write(len(text).to_bytes(8, "little") + text)
+        start = file.tell()
+        try:
+            file.truncate(start + rows * 2048)
+        except OSError as error:
+            pytest.skip(f"no file of this size here: {error}")
+        file.seek(start + (rows - 1) * 2048)
+        file.write(b"\x80\x3f" * 1024)  # 1.0 in bfloat16
+    pool = open_pool(path)
+    assert pool.shape == (rows, 1024)
+    assert pool[rows // 2].count_nonzero() == 0
+    assert pool[rows - 1].count_nonzero() == 1024
+    if suffix == ".safetensors":
+        assert pool[rows - 1].float().eq(1).all()
+
+
+def test_open_pool(tmp_path) -> None:
+    for suffix in FORMATS:
+        arguments = write_data(tmp_path / f"some{suffix}")
+        assert torch.equal(open_pool(arguments["path"]), torch.from_numpy(X))
+    assert torch.equal(
+        open_pool(write(tmp_path / "b.npz", a=X, b=2 * X), features_key="b"), torch.from_numpy(2 * X)
+    )
+    with pytest.raises(ValueError, match="expected features under features_key='z', got the keys 'a', 'b'"):
+        open_pool(tmp_path / "b.npz", features_key="z")
+
+
+def test_types_of_safetensors(tmp_path) -> None:
+    path = write(tmp_path / "some.safetensors", features=X, labels=Y)
+    for dtype in ("int8", "int16", "int32", "int64"):
+        write(path, features=X, labels=Y.astype(dtype))
+        assert load_features(path).labels.tolist() == Y.tolist()
+    write(path, features=X, labels=Y >= 0)
+    assert refusal(path).endswith(
+        "cannot be read: expected a type out of F16, BF16, F32, F64, U8, I8, I16, I32, I64, got BOOL"
+    )
+
+
+def test_mean_of_rows(monkeypatch) -> None:
+    monkeypatch.setattr(module, "CHUNK", 7)
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        x = torch.from_numpy(X).to(dtype)
+        torch.testing.assert_close(module.mean_of_rows(x), x.double().mean(dim=0), rtol=1e-14, atol=1e-14)
+    assert [len(X[rows]) for rows in module.row_blocks(torch.from_numpy(X), 11)] == [2] * 6
 
 
 def test_flipped_bits(tmp_path) -> None:

@@ -194,7 +194,31 @@ def samples() -> dict[str, list[tuple[tuple, dict]]]:
         "distance_softmax": [((FEATURES, WEIGHTS, TAU), {}), ((s["features"], s["weights"], TAU), {})],
         "q_update": [((s["log_probs"], LABELS, ALPHA, BETA, M), {})],
         "w_update": [((*step, LABELS, LAM, ALPHA, BETA), {})],
+        **shard_samples(),
     }
+
+
+def shard_samples() -> dict[str, list[tuple[tuple, dict]]]:
+    """A part of a task, in every type."""
+    found: dict[str, list[tuple[tuple, dict]]] = {}
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        features, labels = FEATURES[0].to(dtype), LABELS[0]
+        scale, _ = ops.shard_scale(features, labels, True)
+        part = features, labels, scale
+        weights, factor = WEIGHTS[0].to(scale), torch.ones(3).to(scale)
+        memory = torch.zeros(256 * 3).to(scale)
+        sums = {"support_weight": 0.3, "query_weight": 0.7}
+        softmax = sums | {"temperature": TAU, "power": 1.1, "entropy_order": 1.0, "terms": True}
+        for name, arguments, options in [
+            ("shard_scale", (features, labels, True), {}),
+            ("shard_softmax", (*part, weights, memory, memory.clone()), softmax),
+            ("shard_softmax", (*part, weights, memory, None), softmax | {"power": 0.0, "terms": False}),
+            ("shard_adm_sums", (*part, memory, factor), sums | {"power": 1.1, "exact": False}),
+            ("shard_gd_sums", (*part, memory, factor), sums | {"alpha": 0.1, "entropy_order": 2.0}),
+            ("shard_classify", (*part, weights), {"temperature": TAU, "probs": True}),
+        ]:
+            found.setdefault(name, []).append((arguments, options))
+    return found
 
 
 def test_every_operator_has_a_sample():

@@ -4,8 +4,9 @@
     result.predictions, result.probs, result.weights
 
 `tim_ext.gd` is the solver by gradient descent, `tim_ext.finetune` trains an encoder along with it, and
-`tim_ext.TIMClassifier` is a scikit-learn estimator. `tim_ext.evaluate` compares methods on many tasks; its
-parts are `tim_ext.load_features`, `tim_ext.tasks`, `tim_ext.transforms` and `tim_ext.baselines`.
+`tim_ext.TIMClassifier` is a scikit-learn estimator. `tim_ext.distributed` solves one task too large for one
+process or for memory. `tim_ext.evaluate` compares methods on many tasks; its parts are
+`tim_ext.load_features`, `tim_ext.tasks`, `tim_ext.transforms` and `tim_ext.baselines`.
 `tim_ext.reference` holds the solvers in plain torch; `torch.ops.tim_ext` the single steps.
 """
 
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-from . import baselines, reference, tasks, transforms
+from . import baselines, distributed, reference, tasks, transforms
 from .evaluation import Evaluation, evaluate
 from .features import load_features
 from .finetune import finetune
@@ -30,6 +31,7 @@ __all__ = [
     "__version__",
     "adm",
     "baselines",
+    "distributed",
     "evaluate",
     "finetune",
     "gd",

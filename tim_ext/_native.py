@@ -76,7 +76,7 @@ def fake_solve(
     history: bool,
     **hyper_parameters: object,
 ) -> tuple[Tensor, ...]:
-    dtype = torch.float64 if features.dtype == torch.float64 else torch.float32
+    dtype = real(features)
     tasks = classes.shape[0]
     return (
         features.new_empty((probs_size,), dtype=dtype),
@@ -110,6 +110,36 @@ def fake_gd_gradient(
     return features.new_empty((tasks,)), features.new_empty((tasks, 3)), weights.new_empty(weights.shape)
 
 
+def real(features: Tensor) -> torch.dtype:
+    return torch.float64 if features.dtype == torch.float64 else torch.float32
+
+
+def fake_shard_scale(features: Tensor, labels: Tensor, normalize: bool) -> tuple[Tensor, Tensor]:
+    return features.new_empty((features.shape[0],), dtype=real(features)), labels.new_empty((3,))
+
+
+def fake_shard_softmax(
+    features: Tensor, labels: Tensor, scale: Tensor, weights: Tensor, *others: object, **options: object
+) -> tuple[Tensor, Tensor]:
+    columns = features.new_empty((3, weights.shape[0]), dtype=torch.float64)
+    return columns, features.new_empty((4,), dtype=torch.float64)
+
+
+def fake_shard_sums(
+    features: Tensor, labels: Tensor, scale: Tensor, log_probs: Tensor, factor: Tensor, **options: object
+) -> tuple[Tensor, Tensor]:
+    sums = features.new_empty((factor.shape[0], features.shape[1]), dtype=torch.float64)
+    return sums, features.new_empty((factor.shape[0],), dtype=torch.float64)
+
+
+def fake_shard_classify(
+    features: Tensor, labels: Tensor, scale: Tensor, weights: Tensor, *, temperature: float, probs: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    n, dtype = features.shape[0], real(features)
+    p = features.new_empty((n if probs else 0, weights.shape[0]), dtype=dtype)
+    return p, labels.new_empty((n,)), features.new_empty((n,), dtype=dtype), labels.new_empty((3,))
+
+
 cpu_failure = load_library("_C")
 cuda_failure = load_cuda_library()
 if cpu_failure is None:
@@ -119,3 +149,8 @@ if cpu_failure is None:
     register_fake("tim_ext::q_update", fake_q_update)
     register_fake("tim_ext::w_update", fake_w_update)
     register_fake("tim_ext::gd_gradient", fake_gd_gradient)
+    register_fake("tim_ext::shard_scale", fake_shard_scale)
+    register_fake("tim_ext::shard_softmax", fake_shard_softmax)
+    register_fake("tim_ext::shard_adm_sums", fake_shard_sums)
+    register_fake("tim_ext::shard_gd_sums", fake_shard_sums)
+    register_fake("tim_ext::shard_classify", fake_shard_classify)

@@ -13,6 +13,7 @@ from itertools import accumulate
 from numbers import Real
 from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -99,6 +100,8 @@ def make_image_batch(images: Any, labels: Any, num_classes: int | None, class_pr
 def _from_pool(features: Any, labels: Any, index: Any, num_classes: int | None) -> Batch:
     if isinstance(features, (list, tuple)):
         raise TypeError(f"features: expected a pool [M, d] with index=, got a {type(features).__name__}")
+    if isinstance(features, np.memmap) and not features.flags.c_contiguous:  # a copy of what may not fit
+        raise ValueError("features: expected a memory-mapped pool in C order, got another: save it anew")
     features = _features("features", features)
     if features.dim() != 2 or 0 in features.shape:
         _refuse_shape("features", "[M, d] with index=, neither of them 0", features)
@@ -235,8 +238,14 @@ def _features(name: str, value: Any) -> Tensor:
 
 
 def _integers(
-    name: str, value: Any, features: Tensor | None, shape: Sequence[int] | None = None, like: str = ""
+    name: str,
+    value: Any,
+    features: Tensor | None,
+    shape: Sequence[int] | None = None,
+    like: str = "",
+    keep: bool = False,
 ) -> Tensor:
+    """As int64, or with `keep` as they are."""
     tensor = _tensor(name, value)
     if tensor.dtype not in INTEGERS:
         raise TypeError(f"{name}: expected integers (int64 to int8, or uint8), got {_dtype(tensor)}")
@@ -246,7 +255,7 @@ def _integers(
         _check_device(name, tensor, features, "features")
     if shape is not None and tensor.shape != shape:
         _refuse_shape(name, f"{list(shape)} to match {like}", tensor)
-    return tensor if tensor.dtype == torch.int64 else tensor.long()
+    return tensor if keep or tensor.dtype == torch.int64 else tensor.long()
 
 
 def _integer_list(
@@ -355,22 +364,23 @@ def check_status(batch: Batch, status: Tensor) -> None:
 
 def refuse(batch: Batch, task: int, code: int, position: int, value: int) -> NoReturn:
     here = in_task(task, len(batch.sizes))
+    raise ValueError(refusal(code, position, value, batch.counts[task], len(batch.features), here))
+
+
+def refusal(code: int, position: int, value: int, classes: int | None, rows: int = 0, here: str = "") -> str:
+    """The sentence for a code of csrc/common/status.h; `classes` is None if K is not known yet."""
     sample = f"sample {position}{here}"
-    known = f"class 0 to {batch.counts[task] - 1}"
-    known_rows = f"rows 0 to {len(batch.features) - 1} of features"
+    known = "class >= 0" if classes is None else f"class 0 to {classes - 1}"
     markers = f"{QUERY} for a query or {PADDING} for padding"
-    raise ValueError(
-        {
-            NOT_FINITE: f"features: expected finite values, got NaN or Inf at {sample}",
-            LABEL_OUT_OF_RANGE: f"labels: expected a {known}, {markers}, got {value} at {sample}",
-            CLASS_WITHOUT_SUPPORT: f"labels: expected support of each {known}, "
-            f"got none of class {value}{here}",
-            NO_SUPPORT: f"labels: expected support samples (labels >= 0), got none{here}",
-            ROW_OUT_OF_RANGE: f"index: expected {known_rows}, got {value} at {sample}",
-            RESULT_NOT_FINITE: "the hyper-parameters (or features with normalize=False) are too extreme: "
-            f"expected finite probabilities, got NaN or Inf{here}; float64 has a wider range",
-        }[code]
-    )
+    return {
+        NOT_FINITE: f"features: expected finite values, got NaN or Inf at {sample}",
+        LABEL_OUT_OF_RANGE: f"labels: expected a {known}, {markers}, got {value} at {sample}",
+        CLASS_WITHOUT_SUPPORT: f"labels: expected support of each {known}, got none of class {value}{here}",
+        NO_SUPPORT: f"labels: expected support samples (labels >= 0), got none{here}",
+        ROW_OUT_OF_RANGE: f"index: expected rows 0 to {rows - 1} of features, got {value} at {sample}",
+        RESULT_NOT_FINITE: "the hyper-parameters (or features with normalize=False) are too extreme: "
+        f"expected finite probabilities, got NaN or Inf{here}; float64 has a wider range",
+    }[code]
 
 
 def in_task(task: int, total: int) -> str:

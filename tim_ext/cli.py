@@ -1,4 +1,4 @@
-"""The command line: `tim-ext info`, `evaluate`, `paper`, `demo`, `predict`; or `python -m tim_ext ...`."""
+"""The command line: `tim-ext info`, `evaluate`, `label`, `paper`, `demo`, `predict`, or `python -m tim_ext`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from typing import NoReturn
 import torch
 
 import tim_ext
-from tim_ext import _native, cli_evaluate, demo, paper, predict
+from tim_ext import _native, cli_evaluate, cli_label, demo, paper, predict
+from tim_ext.errors import one_line
+from tim_ext.processes import SaidElsewhereError
+from tim_ext.ranks import LostRankError
 
 
 class Parser(argparse.ArgumentParser):
@@ -29,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = commands.add_parser("info", help="versions, native libraries, CPU and CUDA state (the default)")
     add.set_defaults(run=info)
     cli_evaluate.add_command(commands)
+    cli_label.add_command(commands)
     paper.add_command(commands)
     demo.add_command(commands)
     predict.add_command(commands)
@@ -36,18 +40,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.command = ["tim-ext", *(sys.argv[1:] if arguments is None else arguments)]
     try:
         return int(options.run(options))
-    except (ImportError, OSError, TypeError, ValueError) as error:  # bad input: a sentence, no traceback
+    except SaidElsewhereError as error:  # by another process of torchrun
+        return cli_evaluate.INTERRUPTED if error.interrupted else 2
+    except (ImportError, LostRankError, OSError, TypeError, ValueError) as error:  # a sentence, no traceback
         print(f"tim-ext {options.run.__name__}: {one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"tim-ext {options.run.__name__}: interrupted", file=sys.stderr)
         return cli_evaluate.INTERRUPTED
-
-
-def one_line(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{error.strerror}: {error.filename}"
-    return " ".join(str(error).split())
 
 
 def info(options: argparse.Namespace) -> int:

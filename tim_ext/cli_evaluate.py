@@ -19,9 +19,10 @@ from torch import Tensor
 from . import tasks
 from ._optional import require
 from .evaluation import MEMORY, Setting, check_base_mean, check_pool, make_runs, name_settings, run
-from .features import Features, load_features
+from .features import Features, load_features, mean_of_rows
 from .methods import METHODS, named_methods
 from .params import check_count
+from .processes import Processes, start
 from .tasks import Sampler
 from .tuning import VALIDATION_TASKS, Tuning, split_classes, tune
 
@@ -41,7 +42,8 @@ def add_command(commands: Any) -> None:
         "evaluate",
         help="compare methods on few-shot tasks drawn from a file of features",
         description="Draws few-shot tasks from features, runs all methods on the same tasks, and prints\n"
-        "accuracies with 95 % confidence intervals. Ctrl-C reports what is done.",
+        "accuracies with 95 % confidence intervals. Ctrl-C reports what is done.\n"
+        "Several processes share the tasks: torchrun --nproc-per-node N -m tim_ext evaluate ...",
         epilog=f"methods:\n  {', '.join(METHODS)}\n{EXAMPLES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -137,10 +139,21 @@ def add_command(commands: Any) -> None:
         metavar="SIZE",
         help="for the tasks in work (default: 512MB)",
     )
+    how.add_argument(
+        "--no-times",
+        action="store_true",
+        help="leave times out of the table and the CSV: two runs of the same tasks then agree byte by byte",
+    )
     how.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: those of torch)")
 
 
 def evaluate(options: argparse.Namespace) -> int:
+    with start() as processes:
+        return evaluate_together(options, processes)
+
+
+def evaluate_together(options: argparse.Namespace, processes: Processes) -> int:
+    """All processes of torchrun read the files and share the tasks; the first one reports."""
     check_options(options)
     hyper = parse_hyper(options.methods, options.set)
     if options.threads is not None:
@@ -151,11 +164,21 @@ def evaluate(options: argparse.Namespace) -> int:
         directory.mkdir(parents=True, exist_ok=True)  # a bad path fails now and not after the run
 
     data, validation = load(options)
+    for rank, other in enumerate(processes.gather(data.sha256)):
+        if other != data.sha256:
+            raise ValueError(
+                f"{data.path}: expected the same data in all processes, got other in rank {rank}"
+            )
     pool, labels = check_pool(data.features, data.labels)
     base_mean = None if options.base_mean is None else check_base_mean(load_mean(options.base_mean), pool)
     samplers = make_samplers(options, data, "test classes: " if options.tune else "")
     to_tune = {} if validation is None else make_samplers(options, validation, "validation classes: ")
-    common = {"base_mean": base_mean, "memory": options.memory, "progress": find_spec("tqdm") is not None}
+    common = {
+        "base_mean": base_mean,
+        "memory": options.memory,
+        "progress": find_spec("tqdm") is not None,
+        "processes": processes,
+    }
 
     settings = []
     for name, sampler in samplers.items():
@@ -179,10 +202,14 @@ def evaluate(options: argparse.Namespace) -> int:
 
     described = {"path": data.path, "sha256": data.sha256, "classes": len(classes_of(data))}
     evaluation = run(pool, settings, tasks=options.tasks, data=described, command=options.command, **common)
+    if not processes.is_first:
+        return INTERRUPTED if evaluation.interrupted else 0
     if options.out is not None:  # first of all: a terminal may fail
-        evaluation.save(options.out / "evaluation.csv", options.out / "evaluation.json")
+        evaluation.save(
+            options.out / "evaluation.csv", options.out / "evaluation.json", times=not options.no_times
+        )
     size = f"{int((labels >= 0).sum())} samples of {described['classes']} classes, d = {pool.shape[1]}"
-    print(f"{Path(data.path).name}: {size}\n\n{evaluation.table()}")
+    print(f"{Path(data.path).name}: {size}\n\n{evaluation.table(times=not options.no_times)}")
     for note in notes(settings, options):
         print(f"\n{note}")
     if options.out is not None:
@@ -276,12 +303,12 @@ def load(options: argparse.Namespace) -> tuple[Features, Features | None]:
 def load_mean(path: Path) -> Tensor:
     """[d], from a vector or from features of which it is the mean."""
     if path.suffix.lower() != ".npy":
-        return load_features(path).features.mean(dim=0, dtype=torch.float64)
+        return mean_of_rows(load_features(path).features)
     try:
-        array = torch.from_numpy(np.load(path, allow_pickle=False))
+        array = torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))
     except (TypeError, ValueError) as error:
         raise ValueError(f"--base-mean: expected an array in {path}, got something else ({error})") from None
-    return array if array.dim() == 1 else array.mean(dim=0, dtype=torch.float64)
+    return mean_of_rows(array) if array.dim() == 2 else array
 
 
 def load_groups(path: Path | None, option: str) -> Any:

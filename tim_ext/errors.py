@@ -8,4 +8,6 @@ class UserError(ValueError):
 
 
 def one_line(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.strerror}: {error.filename}"
     return " ".join(str(error).split()) or type(error).__name__

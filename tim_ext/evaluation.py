@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ from . import __version__, _native
 from . import tasks as samplers
 from ._optional import require
 from .batch import QUERY, _features, _integers
-from .features import hash_tensors
+from .features import hash_tensors, row_blocks
 from .methods import ORACLE, Method, named_methods
 from .params import check_count
+from .processes import Processes
 from .tasks import Sampler, Tasks
-from .transforms import make_transform
+from .transforms import Transform, make_transform
 
 MEMORY = 2**29  # bytes for the tasks in work
 CHUNK = 256  # tasks at most: a bar that moves, and little work lost to Ctrl-C
@@ -107,16 +109,20 @@ class Evaluation:
             "rows": [asdict(row) for row in self.rows],
         }
 
-    def table(self) -> str:
+    def table(self, *, times: bool = True) -> str:
         return "\n\n".join(
-            "\n".join(_table(setting, [row for row in self.rows if row.setting == setting]))
+            "\n".join(_table(setting, [row for row in self.rows if row.setting == setting], times))
             for setting in self.accuracies
         )
 
-    def save(self, csv_path: str | os.PathLike[str], json_path: str | os.PathLike[str]) -> None:
-        """Writes the rows, and `describe()`. Each file is complete or not there at all."""
+    def save(
+        self, csv_path: str | os.PathLike[str], json_path: str | os.PathLike[str], *, times: bool = True
+    ) -> None:
+        """Writes the rows, and `describe()`. Each file is complete or not there at all. Without `times`, the
+        CSV depends on nothing but data, tasks and methods."""
         text = io.StringIO()
-        writer = csv.DictWriter(text, [column.name for column in fields(Row)], lineterminator="\n")
+        columns = [column.name for column in fields(Row) if times or column.name != "seconds_per_task"]
+        writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
         writer.writeheader()
         writer.writerows(asdict(row) for row in self.rows)  # None becomes an empty cell
         _write(Path(csv_path), text.getvalue())
@@ -142,7 +148,7 @@ def evaluate(
     """Compares methods on the same seeded few-shot tasks.
 
     Args:
-        features: the pool [M, d] that tasks are drawn from.
+        features: the pool [M, d] that tasks are drawn from; it may be memory-mapped (np.load(.., mmap_mode)).
         labels: [M] integers, the class of each row; rows of a class < 0 are not used.
         methods: names out of `tim_ext.methods.METHODS`. Differences are to the first. `name=method` gives a
             method a name of your own, so that it can be there twice, with different hyper-parameters.
@@ -156,7 +162,8 @@ def evaluate(
             `class_prior="oracle"` stands for the true proportions of the classes among the queries of each
             task, (n_k + 1) / (n + K): what a method could gain from knowing them.
         base_mean: [d], the mean feature of the base classes: simpleshot then centres by it.
-        memory: bytes that the tasks in work may take, in addition to the pool.
+        memory: bytes that the tasks in work may take, and again as many for transformed copies of the pool.
+            A pool of which no copy fits is read where it lies, a task's rows at a time.
         progress: show a bar on the terminal (needs tqdm).
 
     Returns:
@@ -198,7 +205,7 @@ def check_pool(features: Any, labels: Any) -> tuple[Tensor, Tensor]:
         raise ValueError(f"features: expected shape [M, d], neither of them 0, got {list(pool.shape)}")
     classes = _integers("labels", labels, None, pool.shape[:1], "features").cpu()
     # in blocks: no [M, d] of flags
-    finite = torch.cat([block.isfinite().all(dim=1) for block in torch.split(pool, 4096)])
+    finite = torch.cat([pool[rows].isfinite().all(dim=1) for rows in row_blocks(pool)])
     wrong = (~finite.cpu() & (classes >= 0)).nonzero()
     if len(wrong):
         raise ValueError(f"features: expected finite values, got NaN or Inf in row {int(wrong[0])}")
@@ -275,55 +282,59 @@ def run(
     progress: bool = False,
     data: Mapping[str, Any] | None = None,
     command: Sequence[str] | None = None,
+    processes: Processes | None = None,
 ) -> Evaluation:
-    """All runs of all settings. Tasks come in chunks, and a chunk counts once all methods are through."""
+    """All runs of all settings. Tasks come in chunks, and a chunk counts once all methods are through.
+
+    Several processes share the work and all get the result: what one process would find, bit for bit.
+    """
+    processes = processes or Processes(0, 1)
     tasks, memory = check_count("tasks", tasks, at_least=1), check_memory(memory)
-    pools = _Pools(pool, base_mean)
+    pools = _Pools(pool, base_mean, memory)
     for setting in settings:  # refuses a bad hyper-parameter now and not after an hour; and warms up
         first = _move(setting.sampler[0:1], pool.device)
         for label, item in setting.runs.items():
             _solve(label, item, pools, first)
 
     start, environment = time.perf_counter(), _environment()
-    done: dict[str, list[dict[str, tuple[Tensor, float]]]] = {setting.name: [] for setting in settings}
-    interrupted = False
-    try:
-        with _bar(progress, tasks * sum(len(setting.runs) for setting in settings)) as bar:
-            for setting in settings:
-                for chunk in _chunks(setting.sampler, tasks, pool, memory):
-                    scores = {}
-                    for label, item in setting.runs.items():
-                        bar.set_description(f"{setting.name}, {label}")
-                        before = time.perf_counter()
-                        predictions = _solve(label, item, pools, chunk)
-                        seconds = time.perf_counter() - before
-                        scores[label] = accuracies(predictions, chunk), seconds
-                        bar.update(len(chunk))
-                    done[setting.name].append(scores)
-    except KeyboardInterrupt:
-        if not any(done.values()):
-            raise
-        interrupted = True
+    mine: list[tuple[str, _Scores]] = []  # of every chunk: its setting, and what this process did of it
+    total = tasks * sum(len(setting.runs) for setting in settings)
+    with _bar(progress and processes.is_first, total) as bar:
+        show = _Progress(bar, processes)
+        try:
+            for setting, chunk in _chunks(settings, tasks, pool, memory):
+                mine.append((setting.name, {}))
+                for label, item in _share(setting.runs, len(mine), processes):
+                    if processes.stopped():
+                        raise KeyboardInterrupt
+                    bar.set_description(f"{setting.name}, {label}")
+                    before = time.perf_counter()
+                    predictions = _solve(label, item, pools, chunk)
+                    seconds = time.perf_counter() - before
+                    mine[-1][1][label] = accuracies(predictions, chunk), seconds
+                    show(len(chunk))
+        except KeyboardInterrupt:
+            processes.stop()
+        done = _merge(settings, processes.gather(mine, show))
+    if not any(done.values()):
+        raise KeyboardInterrupt
 
-    reached = [setting for setting in settings if done[setting.name]]
+    scores = {
+        name: {label: torch.cat([chunk[label][0] for chunk in chunks]) for label in chunks[0]}
+        for name, chunks in done.items()
+        if chunks
+    }
     return Evaluation(
-        accuracies={
-            setting.name: {
-                label: torch.cat([scores[label][0] for scores in done[setting.name]])
-                for label in setting.runs
-            }
-            for setting in reached
-        },
+        accuracies=scores,
         seconds={
-            setting.name: {
-                label: sum(scores[label][1] for scores in done[setting.name]) for label in setting.runs
-            }
-            for setting in reached
+            name: {label: sum(chunk[label][1] for chunk in done[name]) for label in scores[name]}
+            for name in scores
         },
-        interrupted=interrupted,
+        interrupted=sum(len(next(iter(item.values()))) for item in scores.values()) < tasks * len(settings),
         description={
             "command": None if command is None else list(command),
             **environment,
+            "processes": processes.size,
             "seconds": time.perf_counter() - start,
             "data": {
                 **(data or {}),
@@ -339,19 +350,47 @@ def run(
     )
 
 
-def _chunks(sampler: Sampler, tasks: int, pool: Tensor, memory: int) -> Iterator[Tasks]:
+_Scores = dict[str, tuple[Tensor, float]]  # method -> accuracy of each task of a chunk, seconds
+
+
+def _chunks(
+    settings: Sequence[Setting], tasks: int, pool: Tensor, memory: int
+) -> Iterator[tuple[Setting, Tasks]]:
     """The tasks in order, in pieces of at most `CHUNK` tasks that fit into the memory. The limits depend on
     nothing but the arguments: a run repeated gives the same numbers to the last bit."""
     sample = COPIES * pool.shape[1] * max(pool.element_size(), 4)  # bytes
-    for start in range(0, tasks, CHUNK):
-        block = sampler[start : min(start + CHUNK, tasks)]
-        first, used = 0, 0
-        for t, index in enumerate(block.index):
-            if used + len(index) * sample > memory and t > first:
-                yield _move(block, pool.device, slice(first, t))
-                first, used = t, 0
-            used += len(index) * sample
-        yield _move(block, pool.device, slice(first, None))
+    for setting in settings:
+        for start in range(0, tasks, CHUNK):
+            block = setting.sampler[start : min(start + CHUNK, tasks)]
+            first, used = 0, 0
+            for t, index in enumerate(block.index):
+                if used + len(index) * sample > memory and t > first:
+                    yield setting, _move(block, pool.device, slice(first, t))
+                    first, used = t, 0
+                used += len(index) * sample
+            yield setting, _move(block, pool.device, slice(first, None))
+
+
+def _share(runs: Mapping[str, Run], chunk: int, processes: Processes) -> Iterator[tuple[str, Run]]:
+    """What this process runs on a chunk. Methods differ in cost: each goes round the processes."""
+    for number, (label, item) in enumerate(runs.items()):
+        if (chunk + number) % processes.size == processes.rank:
+            yield label, item
+
+
+def _merge(
+    settings: Sequence[Setting], parts: Sequence[Sequence[tuple[str, _Scores]]]
+) -> dict[str, list[_Scores]]:
+    """By setting, the first chunks that all methods are through with: after Ctrl-C, fewer than there are."""
+    runs = {setting.name: setting.runs for setting in settings}
+    done: dict[str, list[_Scores]] = {name: [] for name in runs}
+    for chunk in zip_longest(*parts):
+        known = [part for part in chunk if part is not None]
+        name, scores = known[0][0], {label: score for _, part in known for label, score in part.items()}
+        if len(scores) < len(runs[name]):
+            break
+        done[name].append({label: scores[label] for label in runs[name]})
+    return done
 
 
 def _move(tasks: Tasks, device: torch.device, part: slice = slice(None)) -> Tasks:
@@ -368,10 +407,11 @@ def _move(tasks: Tasks, device: torch.device, part: slice = slice(None)) -> Task
 
 class _Pools:
     """The features as each method wants them: steps of a transform that look at one row at a time are done
-    once for all tasks, and methods with the same steps share the copy."""
+    once for all tasks, and methods with the same steps share the copy. Copies that would take more than
+    `memory` are not made: the methods then transform what their tasks need of the pool, again and again."""
 
-    def __init__(self, pool: Tensor, base_mean: Tensor | None) -> None:
-        self.pool, self.base_mean = pool, base_mean
+    def __init__(self, pool: Tensor, base_mean: Tensor | None, memory: int) -> None:
+        self.pool, self.base_mean, self.memory = pool, base_mean, memory
         self._copies: dict[tuple[str, ...], Tensor] = {(): pool}
 
     def prepare(self, item: Run) -> tuple[Tensor, dict[str, Any]]:
@@ -381,10 +421,23 @@ class _Pools:
             return self.pool, hyper
         change = make_transform(hyper["transform"], self.base_mean, self.pool)
         done, left = change.steps[: change.rows_only], change.steps[change.rows_only :]
-        if done not in self._copies:
-            self._copies[done] = change._replace(steps=done)(self.pool)
+        if done not in self._copies and not self._copy(change._replace(steps=done)):
+            done, left = (), change.steps
         base_mean = self.base_mean if "center" in left else None
         return self._copies[done], {**hyper, "transform": "+".join(left) or "none", "base_mean": base_mean}
+
+    def _copy(self, change: Transform) -> bool:
+        """Whether there was room for it."""
+        dtype = torch.float64 if self.pool.dtype == torch.float64 else torch.float32
+        size = self.pool.numel() * dtype.itemsize
+        if size > self.memory:
+            return False
+        self.memory -= size
+        copy = torch.empty(self.pool.shape, dtype=dtype, device=self.pool.device)
+        for rows in row_blocks(self.pool):
+            copy[rows] = change(self.pool[rows])
+        self._copies[change.steps] = copy
+        return True
 
 
 def _solve(label: str, item: Run, pools: _Pools, tasks: Tasks) -> Tensor | list[Tensor]:
@@ -442,16 +495,16 @@ def mean_and_ci95(values: Tensor) -> tuple[float, float | None]:
 # The report ---------------------------------------------------------------------------------------
 
 
-def _table(setting: str, rows: Sequence[Row]) -> Iterator[str]:
+def _table(setting: str, rows: Sequence[Row], times: bool) -> Iterator[str]:
     done, asked = rows[0].tasks, rows[0].tasks_asked
     yield f"{setting}, {done}{f' of {asked}' if done < asked else ''} tasks"
-    cells = [("method", "accuracy %", f"difference to {rows[0].method}", "ms per task")]
+    cells = [["method", "accuracy %", f"difference to {rows[0].method}", *["ms per task"] * times]]
     for row in rows:
         accuracy = _with_interval(f"{row.accuracy:.2f}", row.accuracy_ci95)
         paired = (
             "" if row.difference is None else _with_interval(f"{row.difference:+.2f}", row.difference_ci95)
         )
-        cells.append((row.method, accuracy, paired, f"{1000 * row.seconds_per_task:.3g}"))
+        cells.append([row.method, accuracy, paired, *[f"{1000 * row.seconds_per_task:.3g}"] * times])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for method, *numbers in cells:
         aligned = (number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True))
@@ -506,6 +559,18 @@ def _write(path: Path, text: str) -> None:
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+class _Progress:
+    """A bar over the steps of all processes."""
+
+    def __init__(self, bar: Any, processes: Processes) -> None:
+        self.bar, self.processes, self.shown = bar, processes, 0
+
+    def __call__(self, steps: int = 0) -> None:
+        total = self.processes.count(steps)
+        self.bar.update(total - self.shown)
+        self.shown = total
 
 
 class _NoBar:

@@ -6,6 +6,9 @@ Nothing in a file is ever run: arrays of objects and pickles other than torch's 
 from __future__ import annotations
 
 import hashlib
+import json
+import math
+import mmap
 import os
 import re
 import warnings
@@ -58,8 +61,8 @@ def load_features(
 
     Args:
         path: .npz, .safetensors, .pt or .pth (a dict), .parquet (features: a column of lists), or .npy
-            (features alone; memory-mapped, as .safetensors and .pt are). Arrays can be changed without
-            changing the file.
+            (features alone). In .npy, .safetensors and .pt the features stay in the file, mapped into memory,
+            and can be changed without changing the file.
         features_key: key of the features; by default the one of "features", "feats", "embeddings",
             "embedding", "X", "x" that is there.
         labels_key: key of the labels; by default the one of "labels", "label", "targets", "target", "y".
@@ -91,6 +94,32 @@ def load_features(
             class_names = _to_class_names(_name(labels_source, CLASS_NAMES), names, int(labels.max()) + 1)
     _check_finite(source, features, labels)
     return Features(features, labels, class_names, hash_tensors(features, labels), str(source))
+
+
+def open_pool(path: str | os.PathLike[str], *, features_key: str | None = None) -> Tensor:
+    """The features [M, d] alone, of the type stored, where they lie in the file if `load_features` maps it.
+
+    Their values are not looked at: that would read the whole file.
+    """
+    source = _check_path("path", path)
+    with _open(source) as entries:
+        key = _find("features", source, entries, features_key)
+        return _to_features(_name(source, key), _read(source, entries, key))
+
+
+def row_blocks(features: Tensor, elements: int | None = None) -> Iterator[slice]:
+    """The rows in order, a few at a time: at most so many elements, or one row."""
+    rows = max((elements or CHUNK) // features.shape[1], 1)
+    for start in range(0, len(features), rows):
+        yield slice(start, min(start + rows, len(features)))
+
+
+def mean_of_rows(features: Tensor) -> Tensor:
+    """[d], float64; torch's own mean would first convert all of them."""
+    total = torch.zeros(features.shape[1], dtype=torch.float64, device=features.device)
+    for rows in row_blocks(features):
+        total += features[rows].sum(dim=0, dtype=torch.float64)
+    return total / len(features)
 
 
 def hash_tensors(*tensors: Tensor) -> str:
@@ -146,15 +175,81 @@ def _open_npz(path: Path) -> Iterator[Entries]:
 def _open_npy(path: Path) -> Iterator[Entries]:
     with path.open("rb") as file:
         _check_start(file, b"\x93NUMPY")
-    # mode "c": pages that are written to become private, so no write reaches the file or a read-only page
-    array = np.load(path, mmap_mode="c", allow_pickle=False)
+        array = _map_npy(file)
     yield Entries([""], lambda key: array)
+
+
+def _map_npy(file: BinaryIO) -> NDArray[Any]:
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):  # (3, 0): structured types with names beyond Latin-1
+        raise ValueError(f"expected version 1.0 or 2.0 of the format, got {'.'.join(map(str, version))}")
+    first = version == (1, 0)
+    read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+    shape, columns_first, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError("expected numbers or strings, got objects")
+    if len(shape) > 1 and (columns_first or not dtype.isnative):  # a copy could be larger than the memory
+        expected, got = ("C", "Fortran") if columns_first else ("native byte", "another")
+        hint = "np.save(path, array.astype(array.dtype.newbyteorder('='), order='C'))"
+        raise ValueError(f"expected an array in {expected} order, got {got}: {hint}")
+    offset, size = file.tell(), math.prod(shape) * dtype.itemsize
+    _check_size(file, offset + size)
+    if not size:
+        return np.empty(shape, dtype)
+    array: NDArray[Any] = np.ndarray(shape, dtype, _map(file), offset)
+    return array
 
 
 @contextmanager
 def _open_safetensors(path: Path) -> Iterator[Entries]:
-    with require("safetensors", "evaluate").safe_open(path, framework="pt") as file:
-        yield Entries(list(file.keys()), file.get_tensor)
+    # their reader checks the header; its tensors are in mappings that may not be larger than the memory
+    with require("safetensors", "evaluate").safe_open(path, framework="np") as file:
+        keys = list(file.keys())
+    with path.open("rb") as content:
+        yield Entries(keys, lambda key: _map_safetensor(content, key))
+
+
+def _map_safetensor(file: BinaryIO, key: str) -> Tensor:
+    file.seek(0)
+    header = int.from_bytes(file.read(8), "little")
+    entry = json.loads(file.read(header))[key]
+    if entry["dtype"] not in SAFETENSORS_TYPES:
+        raise ValueError(f"expected a type out of {', '.join(SAFETENSORS_TYPES)}, got {entry['dtype']}")
+    dtype, shape = SAFETENSORS_TYPES[entry["dtype"]], entry["shape"]
+    begin, end = (8 + header + offset for offset in entry["data_offsets"])
+    _check_size(file, end)
+    if begin == end:
+        return torch.empty(shape, dtype=dtype)
+    if begin % dtype.itemsize:
+        raise ValueError(f"expected data at a multiple of {dtype.itemsize} bytes, got them at {begin}")
+    return torch.frombuffer(_map(file), dtype=dtype, count=math.prod(shape), offset=begin).view(shape)
+
+
+SAFETENSORS_TYPES = {
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
+
+
+def _map(file: BinaryIO) -> mmap.mmap:
+    """The file as memory. Pages that are written to become private, so no write reaches the file; and no
+    memory is set apart for all of them, which the kernel would refuse for a file larger than the memory."""
+    flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)  # named since Python 3.13
+    return mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+def _check_size(file: BinaryIO, expected: int) -> None:
+    """Behind the end of a file there is nothing to map: reading there would end the process."""
+    size = os.fstat(file.fileno()).st_size
+    if size < expected:
+        raise ValueError(f"expected {expected} bytes, as its header says, got {size}: the file is cut off")
 
 
 @contextmanager
@@ -337,14 +432,13 @@ def _strings(where: str, values: NDArray[Any]) -> NDArray[np.str_]:
 
 
 def _check_finite(path: Path, features: Tensor, labels: Tensor) -> None:
-    rows = max(CHUNK // features.shape[1], 1)
-    for start in range(0, len(features), rows):
-        chunk = features[start : start + rows]
+    for rows in row_blocks(features):
+        chunk = features[rows]
         if chunk.sum(dtype=torch.float64).isfinite():  # then every value is
             continue
-        wrong = ~chunk.isfinite().all(dim=1) & (labels[start : start + rows] >= 0)
+        wrong = ~chunk.isfinite().all(dim=1) & (labels[rows] >= 0)
         if wrong.any():
-            row = start + int(wrong.nonzero()[0])
+            row = rows.start + int(wrong.nonzero()[0])
             raise ValueError(f"{path}: expected finite features, got NaN or Inf in row {row}")
 
 

@@ -115,15 +115,15 @@ def check_betas(betas: Any) -> tuple[float, float]:
     return first, second
 
 
-def check_outputs(outputs: Iterable[str]) -> tuple[str, ...]:
+def check_outputs(outputs: Iterable[str], known: Iterable[str] = OUTPUTS) -> tuple[str, ...]:
     if outputs is OUTPUTS:
         return OUTPUTS
-    expected = f"outputs: expected a tuple of names out of {', '.join(map(repr, OUTPUTS))}"
+    expected = f"outputs: expected a tuple of names out of {', '.join(map(repr, known))}"
     if isinstance(outputs, str) or not isinstance(outputs, Iterable):
         raise TypeError(f"{expected}, got {type(outputs).__name__} {outputs!r}")
     names = tuple(outputs)  # once: it may be an iterator
     for name in names:
-        if name not in OUTPUTS:
+        if name not in known:
             raise ValueError(f"{expected}, got {name!r}")
     return names
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .batch import _integers
 from .evaluation import MEMORY, Run, Setting, check_base_mean, check_pool, make_runs, run
+from .processes import Processes
 from .tasks import Sampler
 
 VALIDATION_TASKS = 200
@@ -38,6 +39,7 @@ def tune(
     base_mean: Any = None,
     memory: int = MEMORY,
     progress: bool = False,
+    processes: Processes | None = None,
 ) -> Tuning:
     """Tries every combination of a grid on the same tasks, which must be of other classes than the test.
 
@@ -50,6 +52,7 @@ def tune(
         grids: values to try, by method and hyper-parameter, in place of the method's own grid
             (`tim_ext.methods.METHODS[name].grid`).
         base_mean, memory, progress: as in `tim_ext.evaluate`.
+        processes: those that share the work; by default this one does it all.
 
     Returns:
         Tuning. Among equals, the first: a grid starts with the defaults.
@@ -74,7 +77,15 @@ def tune(
     scores: dict[str, float] = {}
     if trials:
         setting = Setting("validation", sampler, trials)
-        evaluation = run(pool, [setting], tasks=tasks, base_mean=mean, memory=memory, progress=progress)
+        evaluation = run(
+            pool,
+            [setting],
+            tasks=tasks,
+            base_mean=mean,
+            memory=memory,
+            progress=progress,
+            processes=processes,
+        )
         if evaluation.interrupted:
             raise KeyboardInterrupt
         scores = {row.method: row.accuracy for row in evaluation.rows}

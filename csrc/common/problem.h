@@ -27,6 +27,16 @@ struct GdParams {
   bool normalize;
 };
 
+// What half an iteration needs on a part of a task, whose totals are known to the caller alone.
+struct ShardParams {
+  double temperature;
+  double support_weight, query_weight;  // of the samples in every sum: c_S and c_Q, or lam / |S| and 1 / |Q|
+  double power;                         // 1 + alpha / beta of TIM-ADM; 0: no sum of p^power
+  double alpha, entropy_order;          // of TIM-GD
+  bool terms;                           // the sums for the loss terms, too
+  bool exact;                           // q in the log domain, as p^power underflows
+};
+
 // A flat batch of tasks; see ops.cpp for the meaning of each array.
 struct Batch {
   Dtype dtype;           // of features; half types are computed in float32

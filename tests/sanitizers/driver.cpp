@@ -123,6 +123,38 @@ int run(int seed) {
   std::vector<char> gradient(results[0].weights.size()), terms(size_t(real * tasks * 3));
   gd_gradient(batch, gd, results[0].weights.data(), gradient.data(), terms.data(), results[0].status.data(),
               team);
+  // The halves of an iteration on the first task.
+  const Batch part = {dtype,         features.data(), samples,        dim,     nullptr,
+                      labels.data(), offsets.data(),  classes.data(), nullptr, 1};
+  const size_t n = size_t(offsets[1]), K = size_t(classes[0]), size = size_t(real);
+  const size_t lanes = size_t(shard_lanes(offsets[1]));
+  std::vector<char> scale(size * n), log_probs(size * lanes * K), before(size * lanes * K), factor(size * K);
+  std::vector<char> probs(size * n * K), confidences(size * n);
+  std::vector<double> columns(3 * K), scalars(4), sums(K * size_t(dim)), totals(K);
+  std::vector<int64_t> predictions(n), status(3);
+  for (size_t k = 0; k < K; ++k)
+    if (real == 8)
+      reinterpret_cast<double*>(factor.data())[k] = 1;
+    else
+      reinterpret_cast<float*>(factor.data())[k] = 1;
+  bool extreme;
+  shard_scale(part, true, scale.data(), &extreme, status.data(), team);
+  if (status[0]) return fail("a part was refused", seed);
+  const ShardParams shard = {
+      temperature, 0.1, 0.2, pick(0, 1) ? 1.1 : 0.0, 0.1, gd.entropy_order, pick(0, 1) > 0, pick(0, 1) > 0};
+  for (int round = 0; round < 2; ++round)
+    shard_softmax(part, shard, scale.data(), results[1].weights.data(), log_probs.data(),
+                  pick(0, 1) ? before.data() : nullptr, columns.data(), scalars.data(), status.data(), team);
+  shard_adm_sums(part, shard, scale.data(), factor.data(), log_probs.data(), sums.data(), totals.data(),
+                 status.data(), team);
+  shard_gd_sums(part, shard, scale.data(), factor.data(), log_probs.data(), sums.data(), totals.data(),
+                status.data(), team);
+  shard_classify(part, temperature, scale.data(), results[1].weights.data(), probs.data(), predictions.data(),
+                 confidences.data(), status.data(), team);
+  if (status[0]) return fail("a part was refused", seed);
+  for (double value : columns)
+    if (std::isnan(value)) return fail("a sum of a part is not a number", seed);
+
   for (const Result& result : results)
     for (size_t i = 0; i < result.probs.size() / size_t(real); ++i) {
       const double p = real == 8 ? reinterpret_cast<const double*>(result.probs.data())[i]

@@ -182,12 +182,15 @@ def check_values(batch: Batch) -> None:
     task = torch.repeat_interleave(torch.tensor(batch.sizes, device=device))  # [R]  of each sample
     used = labels != PADDING
     wrong = (labels < QUERY) | (labels >= counts[task])
-    finite = finite_rows(batch.features)
     if batch.rows is None:
-        wrong |= ~finite
+        wrong |= ~finite_rows(batch.features)
     else:
-        outside = (batch.rows < 0) | (batch.rows >= len(finite))
-        wrong |= outside | ~finite[batch.rows.masked_fill(outside, 0)]
+        outside = (batch.rows < 0) | (batch.rows >= len(batch.features))
+        rows = batch.rows.masked_fill(outside, 0)
+        if len(batch.features) > len(rows):  # of a large pool, only what the tasks use
+            wrong |= outside | ~finite_rows(batch.features, rows)
+        else:
+            wrong |= outside | ~finite_rows(batch.features)[rows]
     wrong &= used
 
     start = torch.cumsum(counts, 0) - counts
@@ -201,12 +204,19 @@ def check_values(batch: Batch) -> None:
         refuse(batch, t, *find_problem(batch.features, rows, task_labels, count))
 
 
-def finite_rows(features: Tensor) -> Tensor:
-    """[M]; the length of a row is finite if all its numbers are, unless their squares overflow."""
+def finite_rows(features: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Of all rows [M], or of some [R]: the length of a row is finite if all its numbers are, unless their
+    squares overflow. A block at a time, as torch converts half types before it sums."""
+    total = len(features) if rows is None else len(rows)
     length_type = torch.float64 if features.dtype == torch.float64 else torch.float32
-    finite: Tensor = vector_norm(features, dim=1, dtype=length_type).isfinite()
-    unsure = ~finite
-    finite[unsure] = features[unsure].isfinite().all(dim=1)
+    step = max(PIECE_BYTES // (features.shape[1] * length_type.itemsize), 1)
+    finite = torch.empty(total, dtype=torch.bool, device=features.device)
+    for start in range(0, total, step):
+        part = slice(start, start + step)
+        block = features[part] if rows is None else features.index_select(0, rows[part])
+        known = vector_norm(block, dim=1, dtype=length_type).isfinite()
+        known[~known] = block[~known].isfinite().all(dim=1)
+        finite[part] = known
     return finite
 
 

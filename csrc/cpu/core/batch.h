@@ -22,16 +22,17 @@ struct Worker {
   std::vector<T> scale;
 };
 
-// Samples of task t in solver order, or the reason to refuse it in status[3].
+inline bool refuse(int64_t* status, Status code, int64_t position, int64_t value) {
+  status[0] = static_cast<int64_t>(code);
+  status[1] = position;
+  status[2] = value;
+  return false;
+}
+
+// Samples of task t in solver order, or the reason to refuse it in status[3]. Classes may lack support.
 template <class T>
-bool arrange(const Batch& batch, int64_t t, int64_t classes_before, Worker<T>& w, Task& task,
-             int64_t* status) {
-  auto refuse = [&](Status code, int64_t position, int64_t value) {
-    status[0] = static_cast<int64_t>(code);
-    status[1] = position;
-    status[2] = value;
-    return false;
-  };
+bool order_samples(const Batch& batch, int64_t t, int64_t classes_before, Worker<T>& w, Task& task,
+                   int64_t* status) {
   const int64_t begin = batch.offsets[t], n = batch.offsets[t + 1] - begin, K = batch.classes[t];
   w.rows.clear();
   w.position.clear();
@@ -42,9 +43,9 @@ bool arrange(const Batch& batch, int64_t t, int64_t classes_before, Worker<T>& w
     for (int64_t i = 0; i < n; ++i) {
       const int64_t label = batch.labels[begin + i];
       if (label == kPadding || (label == kQuery) != queries) continue;
-      if (label < kQuery || label >= K) return refuse(Status::label_out_of_range, i, label);
+      if (label < kQuery || label >= K) return refuse(status, Status::label_out_of_range, i, label);
       const int64_t row = batch.rows ? batch.rows[begin + i] : begin + i;
-      if (row < 0 || row >= batch.pool_rows) return refuse(Status::row_out_of_range, i, row);
+      if (row < 0 || row >= batch.pool_rows) return refuse(status, Status::row_out_of_range, i, row);
       w.rows.push_back(row);
       w.position.push_back(i);
       w.labels.push_back(static_cast<int32_t>(label));
@@ -54,9 +55,6 @@ bool arrange(const Batch& batch, int64_t t, int64_t classes_before, Worker<T>& w
       }
     }
   }
-  if (support == 0) return refuse(Status::no_support, -1, 0);
-  for (int64_t k = 0; k < K; ++k)
-    if (!w.seen[static_cast<size_t>(k)]) return refuse(Status::class_without_support, -1, k);
   task = {batch.dtype,
           batch.features,
           batch.dim,
@@ -67,6 +65,17 @@ bool arrange(const Batch& batch, int64_t t, int64_t classes_before, Worker<T>& w
           static_cast<int64_t>(w.rows.size()) - support,
           K,
           batch.class_prior ? batch.class_prior + classes_before : nullptr};
+  return true;
+}
+
+// The same for a task that is whole: every class has support.
+template <class T>
+bool arrange(const Batch& batch, int64_t t, int64_t classes_before, Worker<T>& w, Task& task,
+             int64_t* status) {
+  if (!order_samples(batch, t, classes_before, w, task, status)) return false;
+  if (task.support == 0) return refuse(status, Status::no_support, -1, 0);
+  for (int64_t k = 0; k < task.classes; ++k)
+    if (!w.seen[static_cast<size_t>(k)]) return refuse(status, Status::class_without_support, -1, k);
   return true;
 }
 
@@ -158,7 +167,8 @@ void solve_batch(const Batch& batch, int64_t iterations, bool normalize, const O
         out.weights ? static_cast<T*>(out.weights) + place.classes_before * batch.dim : nullptr,
         out.history ? static_cast<T*>(out.history) + t * (iterations + 1) * 3 : nullptr,
         out.iterations + t,
-        out.status + 3 * t};
+        out.status + 3 * t,
+        nullptr};
     *mine.iterations = 0;
     std::fill_n(mine.predictions, n, kPadding);
     if (mine.history) std::fill_n(mine.history, (iterations + 1) * 3, nan);

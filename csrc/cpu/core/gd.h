@@ -104,6 +104,24 @@ TIM_INLINE Vec<T> vsqrt(Vec<T> x) {
 #endif
 }
 
+// The weighted pass of TIM-GD: x_ik = g_ik, and its sums per block in place of those of q. `passes.state.factor` holds
+// marginal_k of gradient_block.
+template <int KT, class T>
+void gradient_pass(PrimalPasses<T>& passes, int64_t classes, T support_weight, T query_weight, T alpha,
+                   T order) {
+  ClassState<T>& s = passes.state;
+  passes.weighted_pass([&](Block<T>& block, int64_t b, int64_t slot) {
+    Vec<T>* accumulators = s.accumulators + slot * 2 * classes;
+    T* sums = s.parts + (b * 4 + 2) * s.stride;
+    if (order == 1)
+      gradient_block<KT, true>(classes, block, s.factor, support_weight, query_weight, alpha, order,
+                               accumulators, sums);
+    else
+      gradient_block<KT, false>(classes, block, s.factor, support_weight, query_weight, alpha, order,
+                                accumulators, sums);
+  });
+}
+
 template <class T>
 class Gd : public PrimalPasses<T> {
  public:
@@ -126,11 +144,7 @@ class Gd : public PrimalPasses<T> {
     for (int64_t t = 0;; ++t) {
       probabilities<KT>(history != nullptr);
       if (history) terms(history + 3 * t);
-      if (params_.tol > 0 && t > 0) {
-        T change = 0;
-        for (int64_t b = 0; b < this->blocks; ++b) change = part(b, 3)[0] > change ? part(b, 3)[0] : change;
-        if (change <= T(params_.tol)) return t;
-      }
+      if (params_.tol > 0 && t > 0 && change_of(this->state, this->blocks) <= T(params_.tol)) return t;
       if (t == planned) return t;
       gradient<KT>();
       adam(t + 1);
@@ -213,20 +227,10 @@ class Gd : public PrimalPasses<T> {
     auto& s = this->state;
     const Task& task = this->task_;
     const int64_t K = task.classes;
-    const T order = order_, alpha = T(params_.alpha);
     for (int64_t k = 0; k < K; ++k)
       s.factor[k] = task.query > 0 ? T(params_.marginal_weight * double(order_) * log_marginal(k)) : T(0);
-    const T on_support = T(params_.lam / double(task.support));
-    const T on_query = task.query > 0 ? T(1 / double(task.query)) : T(0);
-    this->weighted_pass([&](Block<T>& block, int64_t b, int64_t slot) {
-      Vec<T>* accumulators = s.accumulators + slot * 2 * K;
-      if (order_ == 1)
-        gradient_block<KT, true>(K, block, s.factor, on_support, on_query, alpha, order, accumulators,
-                                 part(b, 2));
-      else
-        gradient_block<KT, false>(K, block, s.factor, on_support, on_query, alpha, order, accumulators,
-                                  part(b, 2));
-    });
+    gradient_pass<KT>(*this, K, T(params_.lam / double(task.support)),
+                      task.query > 0 ? T(1 / double(task.query)) : T(0), T(params_.alpha), order_);
     combine(part(0, 2), this->blocks, 4 * s.stride, K, s.q);
   }
 

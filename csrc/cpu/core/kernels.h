@@ -27,6 +27,7 @@ struct TaskOutputs {
   T* history;            // [iterations + 1, 3] or null
   int64_t* iterations;   // [1]
   int64_t* status;       // [3]
+  T* confidences;        // [N_t] the largest probability, or null
 };
 
 constexpr int64_t kStepRows = 128;  // samples that one call of distance_softmax takes at most
@@ -71,6 +72,16 @@ struct Kernels {
                    void* work);
   // See peak.h.
   int64_t (*multiply_add_rounds)(int64_t rounds, T* sink);
+  // The halves of an iteration on a part of a task; see shard.h.
+  int64_t (*shard_workspace)(const Task&);
+  void (*shard_softmax)(const Task&, const ShardParams&, const T* scale, const T* weights, T* log_probs,
+                        T* before, double* columns, double* scalars, const Team&, void* work);
+  void (*shard_adm_sums)(const Task&, const ShardParams&, const T* scale, const T* factor, T* log_probs,
+                         double* sums, double* totals, const Team&, void* work);
+  void (*shard_gd_sums)(const Task&, const ShardParams&, const T* scale, const T* marginal, T* log_probs,
+                        double* sums, double* totals, const Team&, void* work);
+  void (*shard_classify)(const Task&, double temperature, const T* scale, const T* weights,
+                         const TaskOutputs<T>&, const Team&, void* work);
 };
 
 template <class T>

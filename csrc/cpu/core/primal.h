@@ -9,17 +9,25 @@
 // Memory beyond the features: log p (N K numbers) and one A (K d) per chunk. Rows of W, A and the like are padded
 // with zeros to whole vectors.
 
+// Memory of the caller that outlives the passes, where the softmax and the weighted pass are separate calls.
+template <class T>
+struct Kept {
+  T* logits = nullptr;      // log p of every block
+  T* before = nullptr;      // p of every block at the weights before, or null
+  bool all = false;         // the two above are used
+  int64_t max_chunks = 32;  // into which the samples are cut
+};
+
 template <class T>
 class PrimalPasses {
  public:
   static constexpr int W = kWidth<T>;
-  static constexpr int64_t kMaxChunks = 32;
   static constexpr bool kNeedsLog = true;  // restore_block makes p from log p
   int64_t blocks;
   ClassState<T> state;
 
   PrimalPasses(const Task& task, const Coefficients<T>& c, bool keep_before, bool all_columns, const T* scale,
-               const Team& team, Arena& arena)
+               const Team& team, Arena& arena, const Kept<T>& kept = {})
       : task_(task),
         scale_(scale),
         team_(team),
@@ -29,13 +37,14 @@ class PrimalPasses {
     pitch_ = round_up(task.dim, W);
     rows_ = rows_per_block<T>(task);
     blocks = (N + rows_ - 1) / rows_;
-    chunk_blocks_ = (blocks + kMaxChunks - 1) / kMaxChunks;
+    chunk_blocks_ = (blocks + kept.max_chunks - 1) / kept.max_chunks;
+    restore_ = kept.all || chunk_blocks_ > 1;
     chunks_ = (blocks + chunk_blocks_ - 1) / chunk_blocks_;
     pieces_ = (pitch_ + kPieceColumns - 1) / kPieceColumns;
     weights_ = arena.take<T>(K * pitch_);
     difference_ = arena.take<T>(K * pitch_);
-    logits_ = arena.take<T>(blocks * rows_ * K);
-    before_ = keep_before ? arena.take<T>(blocks * rows_ * K) : nullptr;
+    logits_ = kept.all ? kept.logits : arena.take<T>(blocks * rows_ * K);
+    before_ = kept.all ? kept.before : keep_before ? arena.take<T>(blocks * rows_ * K) : nullptr;
     labels_ = arena.take<typename Simd<T>::Int>(blocks * rows_);
     sums_ = arena.take<T>(chunks_ * K * pitch_);
     p_ = arena.take<T>(chunks_ * K * rows_);
@@ -50,6 +59,7 @@ class PrimalPasses {
     state = take_class_state<T>(arena, K, blocks, chunks_);
   }
   const Coefficients<T>& coefs() const { return c_; }
+  bool restores() const { return restore_; }  // p is made from log p where it is needed again
 
   // W = the prototypes; the support samples come first.
   void prepare() {
@@ -84,7 +94,7 @@ class PrimalPasses {
     const int64_t K = task_.classes;
     each_piece([&](Block<T>& block, int64_t b, int64_t chunk) {
       const int64_t i0 = b * rows_, n = count(b);
-      if (chunk_blocks_ > 1) restore_block(K, c_, block);  // otherwise it is still there
+      if (restore_) restore_block(K, c_, block);  // otherwise it is still there
       f(block, b, chunk);
       for (int64_t k = 0; k < columns_; ++k)
         for (int64_t i = 0; i < n; ++i) block.x[k * rows_ + i] *= scale_[i0 + i];
@@ -94,6 +104,17 @@ class PrimalPasses {
                       sums_ + chunk * K * pitch_, pitch_);
     });
   }
+  // The weighted pass of TIM-ADM: x_ik = c_i (t_ik - p_ik), t = y on S and q on Q; sum over Q of q_ik per block.
+  template <int KT, From from>
+  void q_pass() {
+    weighted_pass([&](Block<T>& block, int64_t b, int64_t slot) {
+      q_total<KT, from>(task_, c_, state, block, b, slot);
+      q_apply_block<KT, from>(task_.classes, c_, state.factor, block,
+                              [&](int64_t k, int64_t i, Vec<T> x)
+                                  TIM_LAMBDA_INLINE { store(block.x + k * block.ld + i, x); });
+    });
+  }
+
   template <class F>
   void each_block(F f) {
     each_piece([&](Block<T>& block, int64_t b, int64_t) { f(block, b); });
@@ -144,7 +165,7 @@ class PrimalPasses {
 
   void finish(const TaskOutputs<T>& out) {
     auto write = [&](Block<T>& block, int64_t b) { write_results(task_, out, block, b * rows_, count(b)); };
-    if (chunk_blocks_ == 1) {
+    if (!restore_) {
       each_block(write);
     } else {
       // p once more, from the logits: exp(log p) would cost float32 a digit.
@@ -203,6 +224,7 @@ class PrimalPasses {
   const Team& team_;
   Coefficients<T> c_;
   int64_t columns_;  // of A that the weighted pass computes
+  bool restore_;     // p is made from log p in the weighted pass
   int64_t pitch_, rows_, chunk_blocks_, chunks_, pieces_;
   T *weights_, *difference_, *logits_, *before_, *sums_, *log_total_, *inverse_, *p_, *x_, *q_inverse_,
       *converted_, *shift_parts_;
@@ -221,14 +243,8 @@ class PrimalAdm : public PrimalPasses<T> {
   template <int KT, From from>
   void q_step() {
     ClassState<T>& s = this->state;
-    const Task& task = this->task_;
-    this->weighted_pass([&](Block<T>& block, int64_t b, int64_t slot) {
-      q_total<KT, from>(task, this->c_, s, block, b, slot);
-      q_apply_block<KT, from>(task.classes, this->c_, s.factor, block,
-                              [&](int64_t k, int64_t i, Vec<T> x)
-                                  TIM_LAMBDA_INLINE { store(block.x + k * block.ld + i, x); });
-    });
-    combine_q(task, this->c_, s, this->blocks);
+    this->template q_pass<KT, from>();
+    combine_q(this->task_, this->c_, s, this->blocks);
     this->update_weights([&](int64_t k, int64_t, Vec<T> w, Vec<T> sum)
                              TIM_LAMBDA_INLINE { return sum * s.step[k] + w * s.stay[k]; });
   }

@@ -23,6 +23,10 @@ TIM_INLINE Vec<T> load_row(const BFloat16* p) {
 }
 template <class T>
 TIM_INLINE Vec<T> load_row(const Half* p) {
+#if defined(__x86_64__) && TIM_VEC_BYTES == 64
+  typedef long long Bits __attribute__((vector_size(32), aligned(2), may_alias));
+  return (Vec<T>)_mm512_maskz_cvtph_ps(__mmask16(-1), (__m256i)(*reinterpret_cast<const Bits*>(p)));
+#endif
   // Shift exponent and mantissa into place and rescale by 2^(127 - 15); Inf and NaN keep their exponent.
   const UVec<T> h = load_half_bits<T>(p);
   const Vec<T> value = (Vec<T>)((h & 0x7fffu) << 13) * 0x1p112f;

@@ -19,13 +19,24 @@ class Arena {
 
 TIM_INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// f(i) for i in 0 .. n - 1, on the team's threads if there is more than one piece and thread.
+// f(i) for i in 0 .. n - 1, on the team's threads if there is more than one piece and thread. Each thread takes the
+// next piece when it is free, so that one that is held up holds up no more than the piece it has.
 template <class F>
 TIM_INLINE void run(const Team& team, int64_t n, F f) {
   if (team.threads <= 1 || n <= 1) {
     for (int64_t i = 0; i < n; ++i) f(i);
   } else {
-    team.parallel(n, [](void* context, int64_t i) { (*static_cast<F*>(context))(i); }, &f);
+    struct Pieces {
+      F& f;
+      int64_t n, next;
+    } pieces{f, n, 0};
+    team.parallel(
+        team.threads < n ? team.threads : n,
+        [](void* context, int64_t) {
+          Pieces& p = *static_cast<Pieces*>(context);
+          for (int64_t i; (i = __atomic_fetch_add(&p.next, 1, __ATOMIC_RELAXED)) < p.n;) p.f(i);
+        },
+        &pieces);
   }
 }
 
@@ -99,6 +110,76 @@ void write_history(const Task& task, const ClassState<T>& s, int64_t blocks, T* 
   row[2] = T(conditional);
 }
 
+// log p_ik = l_ik - log_total_i in place of l_ik: finish_block where p is made from log p later.
+template <class T>
+TIM_INLINE void log_block(int64_t classes, Block<T> b) {
+  constexpr int W = kWidth<T>;
+  for (int64_t k = 0; k < classes; ++k)
+    for (int64_t v = 0; v < b.vectors; ++v) {
+      T* logits = b.logits + k * b.ld + v * W;
+      const Vec<T> log_total = load(b.log_total + v * W);
+      store(logits, k < classes - 1 ? load(logits) - log_total : -log_total);
+    }
+}
+
+// The softmax half of an iteration: p (and with `more` p^power) with their sums per block, and with `finish` log p;
+// the sums for the loss terms and the change of p where they are wanted.
+template <int KT, class T, class Form>
+TIM_INLINE void softmax_half(Form& form, int64_t K, const Coefficients<T>& c, ClassState<T>& s, bool more,
+                             bool finish, bool history, bool change) {
+  form.softmax_pass([&](Block<T>& block, int64_t b, int64_t slot) {
+    T* parts = s.parts + b * 4 * s.stride;
+    Sums<T> sums{parts, parts + s.stride, parts + 2 * s.stride, T(0)};
+    if (more)
+      softmax_block<KT, true>(K, c, s.shift, block, s.accumulators + slot * 2 * K, sums);
+    else
+      softmax_block<KT, false>(K, c, s.shift, block, s.accumulators + slot * 2 * K, sums);
+    s.smallest[b] = sums.smallest;
+    if constexpr (Form::kNeedsLog) {
+      if (form.restores() && !history && !change) return log_block(K, block);
+    }
+    if (finish) finish_block(K, block);
+    if (history) history_block(K, block, s.history + b * (s.stride + 2));
+    if (change) parts[3 * s.stride] = change_block(K, block, form.before(b));
+  });
+}
+
+// A lower bound of power * log p_ik.
+template <class T>
+TIM_INLINE T smallest_of(const ClassState<T>& s, int64_t blocks) {
+  T smallest = 0;
+  for (int64_t b = 0; b < blocks; ++b) smallest = s.smallest[b] < smallest ? s.smallest[b] : smallest;
+  return smallest;
+}
+
+// The largest change of p, of all blocks.
+template <class T>
+TIM_INLINE T change_of(const ClassState<T>& s, int64_t blocks) {
+  T change = 0;
+  for (int64_t b = 0; b < blocks; ++b) {
+    const T mine = s.parts[(b * 4 + 3) * s.stride];
+    change = mine > change ? mine : change;
+  }
+  return change;
+}
+
+// Where p^power underflows, in the log domain: s.largest_k = max over Q of power log p_ik, and per block
+// sum over Q of exp(power log p_ik - largest_k) in place of the sums of p^power.
+template <class T, class Form>
+void exact_columns(Form& form, int64_t K, const Coefficients<T>& c, ClassState<T>& s, bool finished) {
+  auto part = [&](int64_t b) { return s.parts + (b * 4 + 1) * s.stride; };
+  form.each_block([&](Block<T>& block, int64_t b) {
+    if (!finished) finish_block(K, block);
+    column_block<1>(K, c, block, s.largest, part(b));
+  });
+  for (int64_t k = 0; k < K; ++k) {
+    s.largest[k] = part(0)[k];
+    for (int64_t b = 1; b < form.blocks; ++b)
+      s.largest[k] = part(b)[k] > s.largest[k] ? part(b)[k] : s.largest[k];
+  }
+  form.each_block([&](Block<T>& block, int64_t b) { column_block<2>(K, c, block, s.largest, part(b)); });
+}
+
 // The iterations of TIM-ADM. `Form` is the dual or the primal form; it provides
 //   softmax_pass(f)  every block with z_i . (w_k - w_K) in block.logits and s.shift set, then f(block, b, slot)
 //   q_step()         from p and p^power in the blocks and s.factor to the next W
@@ -112,35 +193,17 @@ int64_t iterate(Form& form, const Task& task, const AdmParams& params, const Coe
   const int64_t K = task.classes, blocks = form.blocks;
   const int64_t planned = task.query > 0 ? params.iterations : 0;
   const bool finish = Form::kNeedsLog || history || params.tol > 0;
-  auto part = [&](int64_t b, int which) { return s.parts + (b * 4 + which) * s.stride; };
-  auto sums_of = [&](int64_t b) { return Sums<T>{part(b, 0), part(b, 1), part(b, 2), T(0)}; };
-  auto gather = [&](int which, T* out) { combine(part(0, which), blocks, 4 * s.stride, K, out); };
+  auto gather = [&](int which, T* out) { combine(s.parts + which * s.stride, blocks, 4 * s.stride, K, out); };
 
   for (int64_t t = 0;; ++t) {
     const bool more = t < planned;
-    form.softmax_pass([&](Block<T>& block, int64_t b, int64_t slot) {
-      Sums<T> sums = sums_of(b);
-      if (more)
-        softmax_block<KT, true>(K, c, s.shift, block, s.accumulators + slot * 2 * K, sums);
-      else
-        softmax_block<KT, false>(K, c, s.shift, block, s.accumulators + slot * 2 * K, sums);
-      s.smallest[b] = sums.smallest;
-      if (finish || !more) finish_block(K, block);
-      if (history) history_block(K, block, s.history + b * (s.stride + 2));
-      if (params.tol > 0) part(b, 3)[0] = change_block(K, block, form.before(b));
-    });
+    softmax_half<KT>(form, K, c, s, more, finish || !more, history != nullptr, params.tol > 0);
     if (history) write_history(task, s, blocks, history + 3 * t);
-    if (params.tol > 0 && t > 0) {
-      T change = 0;
-      for (int64_t b = 0; b < blocks; ++b) change = part(b, 3)[0] > change ? part(b, 3)[0] : change;
-      if (change <= T(params.tol)) return t;
-    }
+    if (params.tol > 0 && t > 0 && change_of(s, blocks) <= T(params.tol)) return t;
     if (!more) return t;
 
     gather(0, s.p);
-    T smallest = 0;
-    for (int64_t b = 0; b < blocks; ++b) smallest = s.smallest[b] < smallest ? s.smallest[b] : smallest;
-    if (smallest - s.prior_range > Simd<T>::exp2_min) {
+    if (smallest_of(s, blocks) - s.prior_range > Simd<T>::exp2_min) {
       gather(1, s.power);
       marginal_factors(K, c, s.power, s.log_prior, s.factor);
       if (finish)
@@ -148,18 +211,7 @@ int64_t iterate(Form& form, const Task& task, const AdmParams& params, const Coe
       else
         form.template q_step<KT, From::softmax>();
     } else {
-      // p^power underflows somewhere: the same update with every sum in the log domain.
-      form.each_block([&](Block<T>& block, int64_t b) {
-        if (!finish) finish_block(K, block);
-        column_block<1>(K, c, block, s.largest, part(b, 1));
-      });
-      for (int64_t k = 0; k < K; ++k) {
-        s.largest[k] = part(0, 1)[k];
-        for (int64_t b = 1; b < blocks; ++b)
-          s.largest[k] = part(b, 1)[k] > s.largest[k] ? part(b, 1)[k] : s.largest[k];
-      }
-      form.each_block(
-          [&](Block<T>& block, int64_t b) { column_block<2>(K, c, block, s.largest, part(b, 1)); });
+      exact_columns(form, K, c, s, finish);
       gather(1, s.power);
       for (int64_t k = 0; k < K; ++k)
         s.factor[k] =
@@ -224,6 +276,7 @@ void write_results(const Task& task, const TaskOutputs<T>& out, const Block<T>& 
     }
     if (!proper) *out.status = static_cast<int64_t>(Status::result_not_finite);
     out.predictions[where] = best;
+    if (out.confidences) out.confidences[where] = b.p[best * b.ld + i];
     if (out.probs)
       for (int64_t k = 0; k < K; ++k) out.probs[where * K + k] = b.p[k * b.ld + i];
   }

@@ -2,6 +2,17 @@
 // the 16 registers of AVX2: 12 accumulators, 3 loads, 1 broadcast; 12 multiply-adds for 7 loads.
 
 constexpr int kTileRows = 4, kTileVectors = 3;
+// Where vectors run along feature rows (dot_rows, accumulate_rows), AVX-512 has registers for 24 accumulators.
+constexpr int kWideRows = TIM_VEC_BYTES == 64 ? 6 : kTileRows,
+              kWideVectors = TIM_VEC_BYTES == 64 ? 4 : kTileVectors;
+
+// GCC would rather read a value again from memory for every multiply-add that uses it, and be bound by its loads.
+template <class V>
+TIM_INLINE void in_register(V& value) {
+#if defined(__x86_64__)
+  asm("" : "+v"(value));
+#endif
+}
 
 // Calls f(std::integral_constant<int, n>) for a run-time n in 1 .. Max.
 template <int Max, class F>
@@ -12,14 +23,14 @@ TIM_INLINE void with_constant(int n, F&& f) {
   f(std::integral_constant<int, Max>{});
 }
 
-// Splits n columns into tiles of at most kTileRows whose sizes differ by at most one:
+// Splits n columns into tiles of at most `Rows` whose sizes differ by at most one:
 // f(first, constant size).
-template <class F>
+template <int Rows = kTileRows, class F>
 TIM_INLINE void for_row_tiles(int64_t n, F&& f) {
-  int64_t tiles = (n + kTileRows - 1) / kTileRows;
+  int64_t tiles = (n + Rows - 1) / Rows;
   for (int64_t t = 0; t < tiles; ++t) {
     int64_t first = n * t / tiles, last = n * (t + 1) / tiles;
-    with_constant<kTileRows>(int(last - first), [&](auto size) { f(first, size); });
+    with_constant<Rows>(int(last - first), [&](auto size) { f(first, size); });
   }
 }
 
@@ -66,10 +77,10 @@ void dot_rows(const T* const* x, const T* scale, int64_t n, const T* v, int64_t 
               int64_t dim, T* out, int64_t ld) {
   constexpr int W = kWidth<T>;
   const int64_t whole = dim - dim % W;
-  for_row_tiles(columns, [&](int64_t k0, auto nr) {
+  for_row_tiles<kWideRows>(columns, [&](int64_t k0, auto nr) {
     constexpr int NR = decltype(nr)::value;
-    for (int64_t i0 = 0; i0 < n; i0 += kTileVectors) {
-      with_constant<kTileVectors>(int(n - i0 < kTileVectors ? n - i0 : kTileVectors), [&](auto ns) {
+    for (int64_t i0 = 0; i0 < n; i0 += kWideVectors) {
+      with_constant<kWideVectors>(int(n - i0 < kWideVectors ? n - i0 : kWideVectors), [&](auto ns) {
         constexpr int NS = decltype(ns)::value;
         Vec<T> acc[NR][NS] = {};
         for (int64_t c = 0; c < whole; c += W) {
@@ -79,22 +90,23 @@ void dot_rows(const T* const* x, const T* scale, int64_t n, const T* v, int64_t 
 #pragma GCC unroll 8
           for (int r = 0; r < NR; ++r) {
             Vec<T> vv = load(v + (k0 + r) * v_ld + c);
+            in_register(vv);
 #pragma GCC unroll 8
             for (int s = 0; s < NS; ++s) acc[r][s] += xv[s] * vv;
           }
         }
 #pragma GCC unroll 8
-        for (int s = 0; s < NS; ++s) {
-          T sum[NR];
-          if constexpr (NR == 4 && W >= 4) {
-            const Vec<T> sums = reduce_add4<T>(acc[0][s], acc[1][s], acc[2][s], acc[3][s]);
-            for (int r = 0; r < NR; ++r) sum[r] = sums[r];
+        for (int r = 0; r < NR; ++r) {
+          T sum[NS];
+          if constexpr (NS == 4 && W >= 4) {
+            const Vec<T> sums = reduce_add4<T>(acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
+            for (int s = 0; s < NS; ++s) sum[s] = sums[s];
           } else {
-            for (int r = 0; r < NR; ++r) sum[r] = reduce_add<T>(acc[r][s]);
+            for (int s = 0; s < NS; ++s) sum[s] = reduce_add<T>(acc[r][s]);
           }
-          for (int r = 0; r < NR; ++r) {
-            for (int64_t c = whole; c < dim; ++c) sum[r] += x[i0 + s][c] * v[(k0 + r) * v_ld + c];
-            out[(k0 + r) * ld + i0 + s] = sum[r] * scale[i0 + s];
+          for (int s = 0; s < NS; ++s) {
+            for (int64_t c = whole; c < dim; ++c) sum[s] += x[i0 + s][c] * v[(k0 + r) * v_ld + c];
+            out[(k0 + r) * ld + i0 + s] = sum[s] * scale[i0 + s];
           }
         }
       });
@@ -108,10 +120,10 @@ void accumulate_rows(const T* const* x, int64_t n, const T* coef, int64_t ld, in
                      bool add, T* out, int64_t out_ld) {
   constexpr int W = kWidth<T>;
   const int64_t whole = dim / W;
-  for (int64_t c0 = 0; c0 < whole; c0 += kTileVectors) {
-    with_constant<kTileVectors>(int(whole - c0 < kTileVectors ? whole - c0 : kTileVectors), [&](auto nv) {
+  for (int64_t c0 = 0; c0 < whole; c0 += kWideVectors) {
+    with_constant<kWideVectors>(int(whole - c0 < kWideVectors ? whole - c0 : kWideVectors), [&](auto nv) {
       constexpr int NV = decltype(nv)::value;
-      for_row_tiles(columns, [&](int64_t k0, auto nr) {
+      for_row_tiles<kWideRows>(columns, [&](int64_t k0, auto nr) {
         constexpr int NR = decltype(nr)::value;
         Vec<T> acc[NR][NV] = {};
         for (int64_t i = 0; i < n; ++i) {
@@ -121,6 +133,7 @@ void accumulate_rows(const T* const* x, int64_t n, const T* coef, int64_t ld, in
 #pragma GCC unroll 8
           for (int r = 0; r < NR; ++r) {
             Vec<T> b = splat<T>(coef[(k0 + r) * ld + i]);
+            in_register(b);
 #pragma GCC unroll 8
             for (int v = 0; v < NV; ++v) acc[r][v] += xv[v] * b;
           }

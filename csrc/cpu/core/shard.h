@@ -1,0 +1,175 @@
+// The halves of an iteration on a part of a task: the passes of primal.h, cut where the sums over the parts are due.
+// Every sum leaves in double, so that adding the parts costs no digits. log p lies with the caller in between.
+//
+//   softmax half    columns[0] = sum_i c_i p_ik,  columns[1] = log2 sum over Q of p_ik^power,
+//                   columns[2] = sum over Q of p_ik
+//                   scalars = how far power log2 p_ik stays above underflow;  sum over S of log2 p_i,y(i);
+//                             sum over Q, k of p log_a p;  max |p - before|
+//   weighted half   sums_k = sum_i x_ik z_i,  totals_k = sum over Q of q_ik or sum_i g_ik
+
+template <class T>
+class Shard : public PrimalPasses<T> {
+ public:
+  using Base = PrimalPasses<T>;
+  Shard(const Task& task, const Coefficients<T>& c, bool all_columns, const T* scale, T* log_probs, T* before,
+        const Team& team, Arena& arena)
+      : Base(task, c, false, all_columns, scale, team, arena, {log_probs, before, true, chunks_of(task)}) {}
+
+  void prepare() { fill_labels(this->task_, this->blocks * this->rows_, this->labels_, this->state); }
+
+  // w_k - w_K and shift_k = tau/2 (w_k - w_K) . (w_k + w_K) from weights [K, dim].
+  void set_weights(const T* weights) {
+    const int64_t K = this->task_.classes, d = this->task_.dim, pitch = this->pitch_;
+    const T* last = weights + (K - 1) * d;
+    run(this->team_, K - 1, [&](int64_t k) {
+      double sum = 0;
+      for (int64_t j = 0; j < d; ++j) {
+        const T w = weights[k * d + j], difference = w - last[j];
+        this->difference_[k * pitch + j] = difference;
+        sum += double(difference) * double(w + last[j]);
+      }
+      this->state.shift[k] = T(double(this->c_.tau) / 2 * sum);
+    });
+  }
+
+  void softmax(const ShardParams& params, bool change, double* columns, double* scalars) {
+    const int64_t K = this->task_.classes;
+    ClassState<T>& s = this->state;
+    const bool powers = params.power > 0 && this->task_.query > 0;
+    softmax_half<0>(*this, K, this->c_, s, powers, true, params.terms, change);
+    total(0, columns);
+    const T smallest = smallest_of(s, this->blocks);
+    scalars[0] = double(smallest) - double(Simd<T>::exp2_min);
+    for (int64_t k = 0; k < K; ++k) columns[K + k] = -std::numeric_limits<double>::infinity();
+    if (powers) {
+      const bool exact = !(smallest > Simd<T>::exp2_min);
+      if (exact) exact_columns(*this, K, this->c_, s, true);
+      total(1, columns + K);
+      for (int64_t k = 0; k < K; ++k)
+        columns[K + k] = __builtin_log2(columns[K + k]) + (exact ? double(s.largest[k]) : 0.0);
+    }
+    for (int64_t k = 0; k < K; ++k) columns[2 * K + k] = 0;
+    scalars[1] = scalars[2] = 0;
+    if (params.terms) terms(params, columns + 2 * K, scalars + 1);
+    scalars[3] = change ? double(change_of(s, this->blocks)) : 0.0;
+  }
+
+  // totals and sums [K, dim] of a weighted pass. Rows x_i that sum to 0 leave the last class as what is missing.
+  void write_sums(double* sums, double* totals) {
+    const int64_t K = this->task_.classes, d = this->task_.dim, pitch = this->pitch_;
+    total(2, totals);
+    run(this->team_, this->columns_, [&](int64_t k) {
+      double* out = sums + k * d;
+      for (int64_t j = 0; j < d; ++j) out[j] = 0;
+      for (int64_t chunk = 0; chunk < this->chunks_; ++chunk) {
+        const T* part = this->sums_ + (chunk * K + k) * pitch;
+        for (int64_t j = 0; j < d; ++j) out[j] += double(part[j]);
+      }
+    });
+    if (this->columns_ == K) return;
+    double* last = sums + (K - 1) * d;
+    for (int64_t j = 0; j < d; ++j) last[j] = 0;
+    for (int64_t k = 0; k < K - 1; ++k)
+      for (int64_t j = 0; j < d; ++j) last[j] -= sums[k * d + j];
+  }
+
+ private:
+  // One A and a few blocks of K columns lie in memory per chunk: fewer chunks where they are large.
+  static int64_t chunks_of(const Task& task) {
+    const int64_t bytes = task.classes * (task.dim + 2 * rows_per_block<T>(task)) * int64_t(sizeof(T)),
+                  most = 128 << 20;
+    return bytes * 32 <= most ? 32 : bytes * 8 >= most ? 8 : most / bytes;
+  }
+
+  // Partial sums of all blocks.
+  void total(int which, double* out) const {
+    const ClassState<T>& s = this->state;
+    for (int64_t k = 0; k < this->task_.classes; ++k) out[k] = 0;
+    for (int64_t b = 0; b < this->blocks; ++b)
+      for (int64_t k = 0; k < this->task_.classes; ++k)
+        out[k] += double(s.parts[(b * 4 + which) * s.stride + k]);
+  }
+
+  void terms(const ShardParams& params, double* columns, double* cross_and_conditional) {
+    const ClassState<T>& s = this->state;
+    const int64_t K = this->task_.classes;
+    const bool shannon = T(params.entropy_order) == T(1);
+    if (!shannon)
+      this->each_block([&](Block<T>& block, int64_t b) {
+        restore_block(K, this->c_, block);
+        T both[2];
+        loss_block<false, T>(K, block, T(params.entropy_order), both);
+        s.history[b * (s.stride + 2) + 1] = both[1];
+      });
+    for (int64_t b = 0; b < this->blocks; ++b) {
+      const T* part = s.history + b * (s.stride + 2);
+      cross_and_conditional[0] += double(part[0]);
+      cross_and_conditional[1] += double(part[1]) * (shannon ? kLn2 : 1.0);
+      for (int64_t k = 0; k < K; ++k) columns[k] += double(part[2 + k]);
+    }
+  }
+};
+
+template <class T>
+Coefficients<T> shard_coefficients(const ShardParams& p) {
+  return {T(p.temperature * kLog2e), T(p.support_weight), T(p.query_weight), T(p.power), T(0)};
+}
+
+template <class T>
+int64_t shard_workspace(const Task& task) {
+  Arena arena(nullptr);
+  const Team nobody{1, nullptr};
+  Shard<T>(task, {}, true, nullptr, nullptr, nullptr, nobody, arena);
+  return arena.used();
+}
+
+template <class T>
+void shard_softmax(const Task& task, const ShardParams& params, const T* scale, const T* weights,
+                   T* log_probs, T* before, double* columns, double* scalars, const Team& team, void* work) {
+  Arena arena(work);
+  Shard<T> shard(task, shard_coefficients<T>(params), true, scale, log_probs, before, team, arena);
+  shard.prepare();
+  shard.set_weights(weights);
+  shard.softmax(params, before != nullptr, columns, scalars);
+}
+
+// x_ik = c_i (t_ik - p_ik), t = y on S and q on Q. factor: see From.
+template <class T>
+void shard_adm_sums(const Task& task, const ShardParams& params, const T* scale, const T* factor,
+                    T* log_probs, double* sums, double* totals, const Team& team, void* work) {
+  Arena arena(work);
+  Shard<T> shard(task, shard_coefficients<T>(params), true, scale, log_probs, nullptr, team, arena);
+  shard.prepare();
+  for (int64_t k = 0; k < task.classes; ++k) shard.state.factor[k] = factor[k];
+  if (params.exact)
+    shard.template q_pass<0, From::finished_exact>();
+  else
+    shard.template q_pass<0, From::finished>();
+  shard.write_sums(sums, totals);
+}
+
+// x_ik = g_ik. marginal: see gradient_block.
+template <class T>
+void shard_gd_sums(const Task& task, const ShardParams& params, const T* scale, const T* marginal,
+                   T* log_probs, double* sums, double* totals, const Team& team, void* work) {
+  Arena arena(work);
+  Shard<T> shard(task, shard_coefficients<T>(params), false, scale, log_probs, nullptr, team, arena);
+  shard.prepare();
+  for (int64_t k = 0; k < task.classes; ++k) shard.state.factor[k] = marginal[k];
+  gradient_pass<0>(shard, task.classes, T(params.support_weight), T(params.query_weight), T(params.alpha),
+                   T(params.entropy_order));
+  shard.write_sums(sums, totals);
+}
+
+// p, its argmax and its largest value at given weights.
+template <class T>
+void shard_classify(const Task& task, double temperature, const T* scale, const T* weights,
+                    const TaskOutputs<T>& out, const Team& team, void* work) {
+  Arena arena(work);
+  T* logits = arena.take<T>(round_up(task.samples(), 256) * task.classes);
+  Shard<T> shard(task, {T(temperature * kLog2e), T(0), T(0), T(1), T(0)}, true, scale, logits, nullptr, team,
+                 arena);
+  shard.prepare();
+  shard.set_weights(weights);
+  shard.finish(out);
+}
