@@ -2,6 +2,9 @@
 // the 16 registers of AVX2: 12 accumulators, 3 loads, 1 broadcast; 12 multiply-adds for 7 loads.
 
 constexpr int kTileRows = 4, kTileVectors = 3;
+// dot_rows, whose sums end across lanes: the 32 registers of AVX-512 hold the sums of four samples, which then leave as
+// one vector.
+constexpr int kDotSamples = TIM_VEC_BYTES == 64 ? 4 : kTileVectors;
 
 // Calls f(std::integral_constant<int, n>) for a run-time n in 1 .. Max.
 template <int Max, class F>
@@ -68,8 +71,8 @@ void dot_rows(const T* const* x, const T* scale, int64_t n, const T* v, int64_t 
   const int64_t whole = dim - dim % W;
   for_row_tiles(columns, [&](int64_t k0, auto nr) {
     constexpr int NR = decltype(nr)::value;
-    for (int64_t i0 = 0; i0 < n; i0 += kTileVectors) {
-      with_constant<kTileVectors>(int(n - i0 < kTileVectors ? n - i0 : kTileVectors), [&](auto ns) {
+    for (int64_t i0 = 0; i0 < n; i0 += kDotSamples) {
+      with_constant<kDotSamples>(int(n - i0 < kDotSamples ? n - i0 : kDotSamples), [&](auto ns) {
         constexpr int NS = decltype(ns)::value;
         Vec<T> acc[NR][NS] = {};
         for (int64_t c = 0; c < whole; c += W) {
@@ -81,6 +84,19 @@ void dot_rows(const T* const* x, const T* scale, int64_t n, const T* v, int64_t 
             Vec<T> vv = load(v + (k0 + r) * v_ld + c);
 #pragma GCC unroll 8
             for (int s = 0; s < NS; ++s) acc[r][s] += xv[s] * vv;
+          }
+        }
+        if constexpr (NS == 4 && W >= 4) {
+          if (whole == dim) {  // four sums at once into their places
+            typedef T Four __attribute__((vector_size(4 * sizeof(T)), aligned(sizeof(T)), may_alias));
+            const Four four_scales = *reinterpret_cast<const Four*>(scale + i0);
+#pragma GCC unroll 8
+            for (int r = 0; r < NR; ++r) {
+              const Vec<T> sums = reduce_add4<T>(acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
+              const Four four = __builtin_shufflevector(sums, sums, 0, 1, 2, 3);
+              *reinterpret_cast<Four*>(out + (k0 + r) * ld + i0) = four * four_scales;
+            }
+            return;
           }
         }
 #pragma GCC unroll 8
