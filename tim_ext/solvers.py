@@ -73,7 +73,7 @@ def adm(
         tensor([0, 1, 0, 1, 0])
     """
     given = lam, alpha, temperature, marginal_weight, tol, iterations, beta, solver
-    params = ADM if all(map(is_, given, ADM_DEFAULTS)) else AdmParams(*given)  # for a small task, checks count
+    params = ADM if all(map(is_, given, ADM_DEFAULTS)) else AdmParams(*given)  # no need to check
     own = {"beta": params.beta, "solver": params.solver}
     task = features, labels, index, num_classes, class_prior
     return _solve("adm_solve", params, own, task, normalize, history, outputs)
