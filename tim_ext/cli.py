@@ -1,4 +1,4 @@
-"""The command line: `tim-ext info`, `evaluate`, `label`, `paper`, `demo`, `predict`, or `python -m tim_ext`."""
+"""The command line `tim-ext`, or `python -m tim_ext`: info, evaluate, label, paper, demo, predict."""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import astuple
+from operator import is_
 from typing import Any
 
 import torch
@@ -12,6 +14,8 @@ from . import _native
 from .batch import check_status, make_batch, make_result
 from .params import ADM, GD, OUTPUTS, AdmParams, GdParams, TimParams, check_flag, check_outputs
 from .result import Result
+
+ADM_DEFAULTS = astuple(ADM)
 
 
 def adm(
@@ -68,16 +72,8 @@ def adm(
         >>> tim_ext.adm(features, labels).predictions
         tensor([0, 1, 0, 1, 0])
     """
-    params = AdmParams(
-        lam=lam,
-        alpha=alpha,
-        temperature=temperature,
-        marginal_weight=marginal_weight,
-        tol=tol,
-        iterations=iterations,
-        beta=beta,
-        solver=solver,
-    )
+    given = lam, alpha, temperature, marginal_weight, tol, iterations, beta, solver
+    params = ADM if all(map(is_, given, ADM_DEFAULTS)) else AdmParams(*given)  # no need to check
     own = {"beta": params.beta, "solver": params.solver}
     task = features, labels, index, num_classes, class_prior
     return _solve("adm_solve", params, own, task, normalize, history, outputs)

@@ -2,6 +2,7 @@
 // loads in every torch from 2.10 on.
 #pragma once
 
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -18,9 +19,33 @@ namespace tim_ext {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// A new tensor like `like`, of another shape and type.
+// A new tensor on the device of `like`. The types of results go by torch's C functions: torch::stable::new_empty looks its
+// operator up by name each time, which the six results of one small task notice.
 inline Tensor new_tensor(const Tensor& like, const std::vector<int64_t>& shape, ScalarType dtype) {
-  return torch::stable::new_empty(like, shape, dtype);
+  int32_t type = 0;
+  switch (dtype) {
+    case ScalarType::Float:
+      type = aoti_torch_dtype_float32();
+      break;
+    case ScalarType::Double:
+      type = aoti_torch_dtype_float64();
+      break;
+    case ScalarType::Long:
+      type = aoti_torch_dtype_int64();
+      break;
+    default:
+      return torch::stable::new_empty(like, shape, dtype);
+  }
+  std::vector<int64_t> strides(shape.size(), 1);
+  for (size_t i = shape.size(); i-- > 1;) strides[i - 1] = strides[i] * (shape[i] > 0 ? shape[i] : 1);
+  int32_t device = 0, index = 0;
+  AtenTensorHandle handle = nullptr;
+  const bool made = aoti_torch_get_device_type(like.get(), &device) == 0 &&
+                    aoti_torch_get_device_index(like.get(), &index) == 0 &&
+                    aoti_torch_empty_strided(int64_t(shape.size()), shape.data(), strides.data(), type,
+                                             device, index, &handle) == 0;
+  STD_TORCH_CHECK(made, "tim_ext: torch could not allocate a result");
+  return Tensor(handle);
 }
 
 inline std::string shape_of(const Tensor& t) {

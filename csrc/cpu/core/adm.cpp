@@ -4,12 +4,24 @@
 namespace tim_ext {
 namespace {
 
-// Multiply-adds of the two forms, each weighted by how well it uses the machine.
-double dual_cost(double n, double d, double k, double iterations) {
-  return n * n * d / 2 * 1.3 + iterations * (n * n * (k - 1) + 40 * n * k);
+// Time of the two forms in units of a multiply-add of the product G C. The weights are fitted to a grid of (N, d, K,
+// iterations), that of benchmarks/test_sweeps.py; with them `auto` lost at most 5 % at any of its places.
+//   0.7  a multiply-add of the Gram matrix: it has more columns to use a loaded vector for than G C has
+//   1.4  a multiply-add of the passes over the features
+//   30 and 60, per sample and class: exponentials, sums and updates
+//   8    a value of G or of the features in every pass, where they are more than a cache holds
+constexpr double kCached = 12e6;  // bytes
+template <class T>
+double streaming(double values) {
+  return values * sizeof(T) > kCached ? 8 * values : 0;
 }
+template <class T>
+double dual_cost(double n, double d, double k, double iterations) {
+  return 0.7 * n * n * d / 2 + iterations * (n * n * (k - 1) + 30 * n * k + streaming<T>(n * n));
+}
+template <class T>
 double primal_cost(double n, double d, double k, double iterations) {
-  return iterations * (2 * n * d * (k - 1) * 1.1 + 50 * n * k);
+  return iterations * (1.4 * 2 * n * d * (k - 1) + 60 * n * k + 2 * streaming<T>(n * d));
 }
 constexpr double kGramLimit = 256e6;  // bytes
 
@@ -22,7 +34,7 @@ void solve(const Batch& batch, const AdmParams& params, const Outputs& out, cons
   auto choose = [&](int64_t samples, int64_t classes) {
     const double n = double(samples), d = double(batch.dim), k = double(classes),
                  i = double(params.iterations);
-    const double dual = dual_cost(n, d, k, i), primal = primal_cost(n, d, k, i);
+    const double dual = dual_cost<T>(n, d, k, i), primal = primal_cost<T>(n, d, k, i);
     const bool use_dual = params.solver == Solver::automatic
                               ? n * n * sizeof(T) <= kGramLimit && dual <= primal
                               : params.solver == Solver::dual;

@@ -171,49 +171,67 @@ class Dual {
     run(team_, n, [&](int64_t j) { mirror(j); });
   }
 
-  // Rows 0 .. end of panel j, columns of panel j: G[r][i] (+)= sum_c z_r[c] z_i[c].
+  // A last vector of few samples is computed as rows, not as columns: its rows are short of none of their lanes.
+  bool narrow_end() const {
+    const int64_t rest = task_.samples() % W;
+    return rest > 0 && 2 * rest <= W && vectors_ > 1;
+  }
+
+  // Columns of panel j: G[r][i] (+)= sum_c z_r[c] z_i[c], for the rows r down to the diagonal and, with a narrow end,
+  // for its rows instead of its column.
   void gram_columns(int64_t j, int64_t columns, bool overwrite) {
     int64_t first, width;
     panel(j, &first, &width);
     const T* a = packed_ + first * W * kChunk;
     T* g = gram_panel(first);
+    const bool narrow = narrow_end();
+    const int64_t end = narrow ? (vectors_ - 1) * W : task_.samples();  // of the rows above the diagonal
+    const int64_t wide = narrow && j == panels() - 1 ? width - 1 : width;
+    auto rows = [&](int64_t row_panel, int64_t from, int64_t to, bool all) {  // rows from .. to - 1 of it
+      int64_t row_first, row_width;
+      panel(row_panel, &row_first, &row_width);
+      const T* b = packed_ + row_first * W * kChunk + from;
+      for_row_tiles(to - from, [&](int64_t r0, auto nr) {
+        // In the diagonal panel, only vectors that reach the diagonal.
+        const int64_t skip = !all && row_panel == j ? (from + r0) / W : 0;
+        const int64_t used = (all ? width : wide) - skip;
+        if (used <= 0) return;
+        with_constant<kTileVectors>(int(width), [&](auto nv) {
+          with_constant<decltype(nv)::value>(int(used), [&](auto nu) {
+            gram_tile<decltype(nr)::value, decltype(nv)::value, decltype(nu)::value>(
+                a + skip * W, b + r0, row_width * W, columns, g + skip * W, row_first * W + from + r0,
+                overwrite);
+          });
+        });
+      });
+    };
     for (int64_t other = 0; other <= j; ++other) {
       int64_t row_first, row_width;
       panel(other, &row_first, &row_width);
-      const T* b = packed_ + row_first * W * kChunk;
-      const int64_t rows = row_width * W;
-      for_row_tiles(rows, [&](int64_t r0, auto nr) {
-        constexpr int NR = decltype(nr)::value;
-        // In the diagonal panel, only vectors that reach the diagonal.
-        const int64_t skip = other == j ? r0 / W : 0;
-        with_constant<kTileVectors>(int(width), [&](auto nv) {
-          constexpr int NV = decltype(nv)::value;
-          if (skip == 0)
-            return gram_tile<NR, NV, NV>(a, b + r0, rows, columns, g, row_first * W + r0, overwrite);
-          if constexpr (NV > 1) {
-            if (skip == 1)
-              return gram_tile<NR, NV, NV - 1>(a, b + r0, rows, columns, g, row_first * W + r0, overwrite);
-          }
-          if constexpr (NV > 2)
-            gram_tile<NR, NV, NV - 2>(a, b + r0, rows, columns, g, row_first * W + r0, overwrite);
-        });
-      });
+      const int64_t left = end - row_first * W;
+      rows(other, 0, row_width * W < left ? row_width * W : left, false);
+    }
+    if (narrow) {
+      int64_t last_first, last_width;
+      panel(panels() - 1, &last_first, &last_width);
+      rows(panels() - 1, end - last_first * W, task_.samples() - last_first * W, true);
     }
   }
   template <int NR, int NV, int Used>
   TIM_INLINE void gram_tile(const T* a, const T* b, int64_t b_step, int64_t columns, T* g, int64_t row,
                             bool overwrite) {
     Vec<T> acc[NR][Used] = {};
-    multiply_tile<T, NR, Used, NV>(acc, a + (NV - Used) * W, b, 1, b_step, columns);
+    multiply_tile<T, NR, Used, NV>(acc, a, b, 1, b_step, columns);
 #pragma GCC unroll 8
     for (int r = 0; r < NR; ++r)
 #pragma GCC unroll 8
       for (int v = 0; v < Used; ++v) {
-        T* to = g + ((row + r) * NV + v + NV - Used) * W;
+        T* to = g + ((row + r) * NV + v) * W;
         store(to, overwrite ? acc[r][v] : load(to) + acc[r][v]);
       }
   }
-  // Rows below panel j's diagonal from the panels to its right, a transposed block at a time.
+  // What gram_columns left out, from the other side of the diagonal, a transposed block at a time: rows below panel
+  // j's diagonal from the panels to its right; with a narrow end its column, in the rows of panel j.
   void mirror(int64_t j) {
     int64_t first, width;
     panel(j, &first, &width);
@@ -223,11 +241,17 @@ class Dual {
       for (int64_t r = 0; r < ow; ++r)         // block row: vector of + r
         for (int64_t v = 0; v < width; ++v) {  // block column: vector first + v
           if (of + r <= first + v) continue;
+          T* below = gram_panel(first) + ((of + r) * W * width + v) * W;
+          T* above = gram_panel(of) + ((first + v) * W * ow + r) * W;
+          const bool up = narrow_end() && of + r == vectors_ - 1;
+          const T* from = up ? below : above;
+          T* to = up ? above : below;
+          const int64_t step = (up ? width : ow) * W, to_step = (up ? ow : width) * W;
+          const int64_t rows = up ? task_.samples() % W : W;  // the narrow end has no more; the others are 0
           Vec<T> tile[W];
-          for (int l = 0; l < W; ++l) tile[l] = load(gram_panel(of) + (((first + v) * W + l) * ow + r) * W);
+          for (int l = 0; l < W; ++l) tile[l] = l < rows ? load(from + l * step) : Vec<T>{};
           transpose<T>(tile);
-          for (int l = 0; l < W; ++l)
-            store(gram_panel(first) + (((of + r) * W + l) * width + v) * W, tile[l]);
+          for (int l = 0; l < W; ++l) store(to + l * to_step, tile[l]);
         }
     }
   }

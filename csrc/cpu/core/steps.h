@@ -64,39 +64,45 @@ void q_update_step(const T* log_probs, const int64_t* labels, const StepShape& s
         const T value = power * log_probs[i * K + k];
         largest[k] = value > largest[k] ? value : largest[k];
       }
+  // q = exp(q), all samples and classes in one row of vectors: few classes would leave most of a vector unused.
   constexpr int W = kWidth<T>;
-  auto values = [&](int64_t i, int64_t k, int64_t n) TIM_LAMBDA_INLINE {
-    return n < W ? load_row_tail<T>(log_probs + i * K + k, n) : load(log_probs + i * K + k);
-  };
-  auto each = [&](T* row, const T* offset, int64_t i, T top) TIM_LAMBDA_INLINE {
-    // row[k] = exp(power log p_ik - offset_k - top), k in whole vectors with a padded tail
-    for (int64_t k = 0; k < K; k += W) {
-      const int64_t n = K - k < W ? K - k : W;
-      const Vec<T> o = n < W ? load_row_tail<T>(offset + k, n) : load(offset + k);
-      const Vec<T> e = vexp2<T>((values(i, k, n) * power - o - top) * T(kLog2e));
-      for (int64_t l = 0; l < n; ++l) row[k + l] = e[l];
+  auto exponential = [&] {
+    int64_t j = 0;
+    for (; j + W <= N * K; j += W) store(q + j, vexp2<T>(load(q + j) * T(kLog2e)));
+    if (j < N * K) {
+      const Vec<T> tail = vexp2<T>(load_row_tail<T>(q + j, N * K - j) * T(kLog2e));
+      for (int64_t l = 0; j + l < N * K; ++l) q[j + l] = tail[l];
     }
   };
   for (int64_t i = 0; i < N; ++i)
-    if (labels[i] == kQuery) {
-      each(q + i * K, largest, i, T(0));
+    for (int64_t k = 0; k < K; ++k)
+      q[i * K + k] = labels[i] == kQuery ? power * log_probs[i * K + k] - largest[k] : T(0);
+  exponential();
+  for (int64_t i = 0; i < N; ++i)
+    if (labels[i] == kQuery)
       for (int64_t k = 0; k < K; ++k) sum[k] += double(q[i * K + k]);
-    }
   for (int64_t k = 0; k < K; ++k) factor[k] = marginal_power * (largest[k] + T(__builtin_log(sum[k])));
+  for (int64_t i = 0; i < N; ++i) {
+    if (labels[i] != kQuery) continue;
+    T* row = q + i * K;
+    T top = -std::numeric_limits<T>::max();
+    for (int64_t k = 0; k < K; ++k) {
+      row[k] = power * log_probs[i * K + k] - factor[k];
+      top = row[k] > top ? row[k] : top;
+    }
+    for (int64_t k = 0; k < K; ++k) row[k] -= top;
+  }
+  exponential();
   for (int64_t i = 0; i < N; ++i) {
     T* row = q + i * K;
     if (labels[i] != kQuery) {
       for (int64_t k = 0; k < K; ++k) row[k] = T(labels[i] == k);
       continue;
     }
-    T top = -std::numeric_limits<T>::max(), total = 0;
-    for (int64_t k = 0; k < K; ++k) {
-      const T value = power * log_probs[i * K + k] - factor[k];
-      top = value > top ? value : top;
-    }
-    each(row, factor, i, top);
+    T total = 0;
     for (int64_t k = 0; k < K; ++k) total += row[k];
-    for (int64_t k = 0; k < K; ++k) row[k] /= total;
+    const T inverse = T(1) / total;
+    for (int64_t k = 0; k < K; ++k) row[k] *= inverse;
   }
 }
 

@@ -95,18 +95,31 @@ void dot_rows(const T* const* x, const T* scale, int64_t n, const T* v, int64_t 
             for (int s = 0; s < NS; ++s) acc[r][s] += xv[s] * vv;
           }
         }
+        if constexpr (NS == 4 && W >= 4) {
+          if (whole == dim) {  // four sums at once into their places
+            typedef T Four __attribute__((vector_size(4 * sizeof(T)), aligned(sizeof(T)), may_alias));
+            const Four four_scales = *reinterpret_cast<const Four*>(scale + i0);
 #pragma GCC unroll 8
-        for (int r = 0; r < NR; ++r) {
-          T sum[NS];
-          if constexpr (NS == 4 && W >= 4) {
-            const Vec<T> sums = reduce_add4<T>(acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
-            for (int s = 0; s < NS; ++s) sum[s] = sums[s];
-          } else {
-            for (int s = 0; s < NS; ++s) sum[s] = reduce_add<T>(acc[r][s]);
+            for (int r = 0; r < NR; ++r) {
+              const Vec<T> sums = reduce_add4<T>(acc[r][0], acc[r][1], acc[r][2], acc[r][3]);
+              const Four four = __builtin_shufflevector(sums, sums, 0, 1, 2, 3);
+              *reinterpret_cast<Four*>(out + (k0 + r) * ld + i0) = four * four_scales;
+            }
+            return;
           }
-          for (int s = 0; s < NS; ++s) {
-            for (int64_t c = whole; c < dim; ++c) sum[s] += x[i0 + s][c] * v[(k0 + r) * v_ld + c];
-            out[(k0 + r) * ld + i0 + s] = sum[s] * scale[i0 + s];
+        }
+#pragma GCC unroll 8
+        for (int s = 0; s < NS; ++s) {
+          T sum[NR];
+          if constexpr (NR == 4 && W >= 4) {
+            const Vec<T> sums = reduce_add4<T>(acc[0][s], acc[1][s], acc[2][s], acc[3][s]);
+            for (int r = 0; r < NR; ++r) sum[r] = sums[r];
+          } else {
+            for (int r = 0; r < NR; ++r) sum[r] = reduce_add<T>(acc[r][s]);
+          }
+          for (int r = 0; r < NR; ++r) {
+            for (int64_t c = whole; c < dim; ++c) sum[r] += x[i0 + s][c] * v[(k0 + r) * v_ld + c];
+            out[(k0 + r) * ld + i0 + s] = sum[r] * scale[i0 + s];
           }
         }
       });
