@@ -72,6 +72,7 @@ def run(profile: str, out: Path) -> Path:
     arguments = [
         str(Path(__file__).parent),
         f"--rootdir={ROOT}",
+        f"--ignore={Path(__file__).with_name('test_report.py')}",  # measures nothing
         f"--profile={profile}",
         "--benchmark-enable",
         f"--benchmark-json={temporary}",

@@ -4,8 +4,9 @@
 namespace tim_ext {
 namespace {
 
-// Time of the two forms in units of a multiply-add of the product G C. The weights are fitted to a grid of (N, d, K,
-// iterations), that of benchmarks/test_sweeps.py; with them `auto` lost at most 5 % at any of its places.
+// Time of the two forms in units of a multiply-add of the product G C. The weights were chosen by hand and by search on
+// processor times of one thread (float32, AVX-512, Zen 4) at most places of the grid of benchmarks/test_sweeps.py, whose
+// report says how much `auto` loses on the machine at hand.
 //   0.7  a multiply-add of the Gram matrix: it has more columns to use a loaded vector for than G C has
 //   1.4  a multiply-add of the passes over the features
 //   30 and 60, per sample and class: exponentials, sums and updates
