@@ -240,7 +240,7 @@ def test_any_separable_task_in_small_segments(problem, method, cached):
     options = problem.options | {"iterations": min(problem.iterations, 30)}
     expected = getattr(tim_ext, method)(features, labels, **options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(tim_ext.shard.SEGMENT_ROWS, "cpu", 256)
+        patch.setattr(tim_ext.shard, "SEGMENT_ROWS", 256)
         for t, (z, y) in enumerate(zip(features, labels, strict=True)):
             memory = 1 << 30 if cached else 300 * int(y.max() + 1) * 8
             got = getattr(distributed, method)(z, y, cache_bytes=memory, **options)
@@ -475,7 +475,7 @@ def test_a_memory_map_is_read_and_not_copied(tmp_path):
         highest = max(highest, resident() - before)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(tim_ext.shard.SEGMENT_ROWS, "cpu", 2048)
+        patch.setattr(tim_ext.shard, "SEGMENT_ROWS", 2048)
         result = distributed.adm(pool, labels, iterations=3, callback=look)
     assert (result.predictions.numpy() == truth).mean() > 0.99
     assert highest < 48 << 20

@@ -368,8 +368,8 @@ class _Method:
             probs=found.get("probs"),
             predictions=found.get("predictions"),
             weights=weights if "weights" in self.job.outputs else None,
-            iterations=torch.tensor(done),
-            history=_history(params, terms.to(shard.real)) if self.job.history else None,
+            iterations=torch.tensor(done, device=shard.device),
+            history=_history(params, terms.to(shard.device, shard.real)) if self.job.history else None,
         )
 
     # What a method defines: the options of shard_softmax, and a step from the sums of the softmax half.

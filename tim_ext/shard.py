@@ -18,7 +18,7 @@ from . import _native
 from .batch import LABEL_OUT_OF_RANGE, NOT_FINITE, PADDING, QUERY, RESULT_NOT_FINITE, refusal
 from .reference import unit_length, x_log
 
-SEGMENT_ROWS = {"cpu": 1 << 15, "cuda": 1 << 18}
+SEGMENT_ROWS = 1 << 18
 SEGMENT_NUMBERS = 1 << 24  # of log p in a segment, at most
 LANES = 256  # log p is kept for whole blocks of so many samples
 
@@ -53,7 +53,7 @@ class Shard:
 
     def measure(self) -> tuple[int, int, int]:
         """Row lengths; the first problem as (code of csrc/common/status.h, row, value), or code 0."""
-        for part in self._cut(SEGMENT_ROWS[self.device.type]):
+        for part in self._cut(SEGMENT_ROWS):
             scale, status = self.kernels.shard_scale(self._rows(part), self._labels(part), self.normalize)
             code, position, value = status.tolist()
             if code:
@@ -66,7 +66,7 @@ class Shard:
     def open(self, classes: int, cache_bytes: int, keep_before: bool) -> None:
         """Fixes K, the segments, and how many of them are kept."""
         self.classes, self.keep_before = classes, keep_before
-        rows = min(SEGMENT_ROWS[self.device.type], SEGMENT_NUMBERS // classes)
+        rows = min(SEGMENT_ROWS, SEGMENT_NUMBERS // classes)
         rows = max(rows // LANES, 1) * LANES
         self.segments = list(self._cut(rows))
         self.extreme = [self._is_extreme(part) for part in self.segments]
