@@ -65,7 +65,8 @@ def table(evaluation: Evaluation) -> str:
         rows = [by_place[name, method] for name in names]
         cells = [f"{row.accuracy:.1f} ± {row.accuracy_ci95 or 0:.1f}" for row in rows]
         spread = sorted(row.seconds_per_task * 1e3 for row in rows)
-        lines.append(f"| {method} | " + " | ".join(cells) + f" | {readable(spread[0])} to {readable(spread[-1])} |")
+        cells.append(f"{readable(spread[0])} to {readable(spread[-1])}")
+        lines.append(f"| {method} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -75,7 +76,8 @@ def section(name: str, path: str, options: argparse.Namespace) -> str:
     for many, count in ((False, options.tasks), (True, options.many)):
         if count:
             evaluation = run(data, many, count)
-            parts.append(f"{count} tasks of each setting, seed 0, {'10' if many else '15'} queries per class:")
+            queries = 10 if many else 15
+            parts.append(f"{count} tasks of each setting, seed 0, {queries} queries per class:")
             parts.append(table(evaluation))
     return "\n\n".join(parts)
 
