@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import tim_ext
 from tim_ext import baselines
+from tim_ext.networks import make_encoder
 from tim_ext.params import FINETUNE
 
 from .comparison import Candidate, Comparison
@@ -76,8 +77,6 @@ class Encoder(nn.Module):
 
 
 def make_images(device: torch.device) -> Images:
-    from python_train.models import make_encoder
-
     torch.manual_seed(0)
     encoder = Encoder(make_encoder("wrn28_10")).to(device)
     images = torch.rand(IMAGES, 3, SIZE, SIZE, device=device)
