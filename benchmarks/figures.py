@@ -76,6 +76,8 @@ def sweeps(report: Report, path: Path) -> Path | None:
         x = [next(iter(row.x.values())) for row in rows]
         y = [1e3 * (row.seconds if name == "tasks" else row.per_task) for row in rows]
         axes.loglog(x, y, "o-", color=OURS)
+        axes.set_xticks(x, [f"{value:,.0f}" for value in x], fontsize=7)  # of a logarithmic axis they overlap
+        axes.set_xticks([], minor=True)
         axes.set_xlabel(name)
         axes.set_ylabel("ms in all" if name == "tasks" else "ms per task")
         axes.grid(alpha=0.3)
@@ -127,13 +129,25 @@ def roofline(report: Report, peaks: dict[int, float], streams: dict[int, float],
         x = [0.05, peak / stream, 1e5]
         label = f"{threads} thread{'s' * (threads > 1)}: {peak / 1e9:.0f} G/s, {stream / 1e9:.0f} GB/s"
         axes.loglog(x, [min(peak, value * stream) / 1e9 for value in x], style, color="black", label=label)
-    markers = {"adm": "o", "gd": "s", "steps": "^"}
-    for row in rows:
-        x, y = row.multiply_adds / row.bytes, row.multiply_adds / row.seconds / 1e9
-        axes.plot(x, y, markers[row.group], color=OURS if row.threads > 1 else "#4338ca")
-        name = row.comparison if row.group == "steps" else f"{row.group.upper()} {row.comparison}"
-        short = name.replace(", 1 thread", "").replace(f", {row.threads} threads", "")
-        axes.annotate(short, (x, y), fontsize=6, xytext=(4, -7), textcoords="offset points")
+    kinds = {"adm": ("o", "TIM-ADM"), "gd": ("s", "TIM-GD"), "steps": ("^", "step operators")}
+    for group, (marker, name) in kinds.items():
+        for threads, colour in ((2, OURS), (1, "#4338ca")):
+            chosen = [row for row in rows if row.group == group and (row.threads > 1) == (threads > 1)]
+            x = [row.multiply_adds / row.bytes for row in chosen]
+            y = [row.multiply_adds / row.seconds / 1e9 for row in chosen]
+            if chosen:
+                label = f"{name}, {threads} thread{'s' * (threads > 1)}"
+                axes.loglog(x, y, marker, color=colour, label=label)
+            for place, row in enumerate(chosen):
+                if group == "steps":  # the others are on the page in the same order, and close together
+                    offset = (6, 3 - 9 * (place % 2))
+                    axes.annotate(
+                        row.comparison,
+                        (x[place], y[place]),
+                        fontsize=6,
+                        xytext=offset,
+                        textcoords="offset points",
+                    )
     axes.set_xlabel("multiply-adds per byte of features and results")
     axes.set_ylabel("G multiply-adds per second")
     axes.set_ylim(bottom=1)

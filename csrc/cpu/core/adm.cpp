@@ -4,17 +4,17 @@
 namespace tim_ext {
 namespace {
 
-// Time of the two forms in units of a multiply-add of the product G C. The weights were chosen by hand and by search on
-// processor times of one thread (float32, AVX-512, Zen 4) at most places of the grid of benchmarks/test_sweeps.py, whose
-// report says how much `auto` loses on the machine at hand.
-//   0.7  a multiply-add of the Gram matrix: it has more columns to use a loaded vector for than G C has
-//   1.4  a multiply-add of the passes over the features
+// Time of the two forms in units of a multiply-add of the product G C. The weights were fitted by search to the times of
+// one thread (float32, AVX-512, Zen 4) on the grid of benchmarks/test_sweeps.py, whose report says how much `auto` loses on
+// the machine at hand.
+//   0.7   a multiply-add of the Gram matrix: it has more columns to use a loaded vector for than G C has
+//   0.85  a multiply-add of the passes over the features
 //   30 and 60, per sample and class: exponentials, sums and updates
-//   8    a value of G or of the features in every pass, where they are more than a cache holds
-constexpr double kCached = 12e6;  // bytes
+//   16    a value of G or of the features in every pass, where they are more than a cache holds
+constexpr double kCached = 24e6;  // bytes
 template <class T>
 double streaming(double values) {
-  return values * sizeof(T) > kCached ? 8 * values : 0;
+  return values * sizeof(T) > kCached ? 16 * values : 0;
 }
 template <class T>
 double dual_cost(double n, double d, double k, double iterations) {
@@ -22,7 +22,7 @@ double dual_cost(double n, double d, double k, double iterations) {
 }
 template <class T>
 double primal_cost(double n, double d, double k, double iterations) {
-  return iterations * (1.4 * 2 * n * d * (k - 1) + 60 * n * k + 2 * streaming<T>(n * d));
+  return iterations * (0.85 * 2 * n * d * (k - 1) + 60 * n * k + 2 * streaming<T>(n * d));
 }
 constexpr double kGramLimit = 256e6;  // bytes
 
