@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from dataclasses import replace
 
@@ -135,3 +136,10 @@ def test_every_candidate_has_a_time_in_every_turn():
     assert {len(times) for times in measured.times.values()} == {5}
     assert len(measured.ratios("b")) == 5
     assert measured.ratios("a") == [1.0] * 5
+
+
+@pytest.mark.parametrize(
+    "name", ["gpu", "label", "predict_images", "real_features", "report", "results", "scale"]
+)
+def test_every_script_imports(name):
+    importlib.import_module(f"benchmarks.{name}")
