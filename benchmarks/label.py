@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from tim_ext import cli
-from tim_ext.features import load_features
+from tim_ext.files.features import load_features
 
 
 def main() -> None:

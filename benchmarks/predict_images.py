@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from tim_ext import predict
-from tim_ext.networks import LITE, open_encoder
+from tim_ext.cli import predict
+from tim_ext.images.networks import LITE, open_encoder
 
 METHODS = {  # the solver of `tim-ext predict`, and hyper-parameters
     "nearest prototype": ("adm", {"iterations": 0}),

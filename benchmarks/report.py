@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from tim_ext.paper_tables import RUN_TIMES
+from tim_ext.evaluation.paper_tables import RUN_TIMES
 
 from . import figures
 from .analysis import Change, Form, Report, Row, changes, crossing, exponent, fit_line, forms, load

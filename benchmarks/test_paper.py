@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import tim_ext
 from tim_ext import baselines
-from tim_ext.networks import make_encoder
-from tim_ext.params import FINETUNE
+from tim_ext.images.networks import make_encoder
+from tim_ext.solver.params import FINETUNE
 
 from .comparison import Candidate, Comparison
 from .conftest import suite

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from tim_ext.files import Tensors, write_tensors
-from tim_ext.networks import load_weights
+from tim_ext.files.tensors import Tensors, write_tensors
+from tim_ext.images.networks import load_weights
 
-from .models import Network
+from .network import Network
 
 MOMENTUM = "momentum."
 

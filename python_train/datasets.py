@@ -20,11 +20,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tim_ext.images import read_image
+from tim_ext.images.reading import read_image
 
 from . import splits as split_files
+from .augmentation import Augmentation
 from .errors import UserError, one_line
-from .transforms import Augmentation
 
 PHOTOS = Augmentation()
 DRAWINGS = Augmentation(crop_scale=0.5, jitter=0.0, flip=False)  # a mirrored character is another one
@@ -242,7 +242,7 @@ def _read_arrays(file: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64], list
 
 
 def _open_glyphs(request: Request) -> Dataset:
-    from tim_ext import glyphs
+    from tim_ext.images import glyphs
 
     part = {"train": "base", "val": "validation", "test": "novel"}.get(request.split, request.split)
     loaded = glyphs.load(part, root=request.root)

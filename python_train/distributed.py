@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from tim_ext import processes
+from tim_ext.distributed import processes
 
 from .errors import UserError
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from tim_ext.networks import feature_size, features_of
+from tim_ext.images.networks import feature_size, features_of
 
 from .distributed import World
 from .loading import Batch, Images, Ints, load

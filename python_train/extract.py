@@ -22,10 +22,10 @@ import torch
 from torch import nn
 
 import tim_ext
-from tim_ext._optional import require
-from tim_ext.files import hash_named, read_tensors, write_json, write_tensors
-from tim_ext.networks import LIBRARIES, LITE, feature_size, load_encoder, published_encoder
-from tim_ext.preprocessing import Preprocessing
+from tim_ext.errors import require
+from tim_ext.files.tensors import hash_named, read_tensors, write_json, write_tensors
+from tim_ext.images.networks import LIBRARIES, LITE, feature_size, load_encoder, published_encoder
+from tim_ext.images.preprocessing import Preprocessing
 
 from .datasets import Dataset
 from .distributed import World, start

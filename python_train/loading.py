@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from tim_ext.preprocessing import Preprocessing, center_crop, normalize, to_tensor
+from tim_ext.images.preprocessing import Preprocessing, center_crop, normalize, to_tensor
 
-from . import counters, transforms
+from . import augmentation, counters
+from .augmentation import Augmentation
 from .datasets import Dataset
 from .errors import UserError
-from .transforms import Augmentation
 
 Ints = NDArray[np.int64]
 
@@ -52,7 +52,7 @@ class Images(TorchDataset[tuple[Tensor, Tensor] | UserError]):
         if change is not None:
             assert batch.counters is not None
             numbers = counters.uniforms(
-                self.seed, counters.AUGMENTATION, batch.turn, batch.counters, transforms.UNIFORMS
+                self.seed, counters.AUGMENTATION, batch.turn, batch.counters, augmentation.UNIFORMS
             )
             random = torch.from_numpy(numbers)
         if isinstance(self.dataset.images, np.ndarray):
@@ -65,14 +65,14 @@ class Images(TorchDataset[tuple[Tensor, Tensor] | UserError]):
             images = torch.cat(parts) if parts else torch.empty(0, how.channels, how.size, how.size)
         if change is not None and change.jitter:
             assert random is not None
-            images = transforms.jitter_colors(images, change.jitter, random)
+            images = augmentation.jitter_colors(images, change.jitter, random)
         return normalize(images, how).contiguous()
 
     def _cropped(self, images: NDArray[np.uint8], random: Tensor | None) -> Tensor:
         tensor = to_tensor(images, self.how.channels)
         if random is None or self.change is None:
             return center_crop(tensor, self.how)
-        return transforms.random_crop(tensor, self.how, self.change, random)
+        return augmentation.random_crop(tensor, self.how, self.change, random)
 
 
 def load(

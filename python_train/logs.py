@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tim_ext._optional import require
-from tim_ext.files import write_atomically
+from tim_ext.errors import require
+from tim_ext.files.tensors import write_atomically
 
 COLUMNS = (
     "step",

@@ -10,14 +10,14 @@ import numpy as np
 from torch import Tensor
 
 from tim_ext import tasks
-from tim_ext.preprocessing import Preprocessing
+from tim_ext.images.preprocessing import Preprocessing
 
 from . import counters
+from .augmentation import Augmentation
 from .datasets import Dataset
 from .distributed import World
 from .errors import UserError
 from .loading import Batch
-from .transforms import Augmentation
 
 
 @dataclass(frozen=True)

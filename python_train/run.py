@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import tim_ext
-from tim_ext._optional import require
-from tim_ext.files import read_tensors, remove_leftovers, write_json
-from tim_ext.networks import make_encoder
+from tim_ext.errors import require
+from tim_ext.files.tensors import read_tensors, remove_leftovers, write_json
+from tim_ext.images.networks import make_encoder
 
 from . import checkpoint, counters, objectives
 from .datasets import Dataset
@@ -28,7 +28,7 @@ from .distributed import World, synchronize_batch_norm
 from .errors import UserError
 from .loading import Images, load
 from .logs import Log, Row
-from .models import Network, count_parameters
+from .network import Network, count_parameters
 from .precision import autocast, make_scaler
 from .recipe import Recipe, batches
 from .validation import Accuracy, Validation

@@ -18,8 +18,8 @@ from itertools import accumulate, pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from tim_ext.images import SUFFIXES as IMAGES
-from tim_ext.images import class_folders, find_images
+from tim_ext.images.reading import SUFFIXES as IMAGES
+from tim_ext.images.reading import class_folders, find_images
 
 from . import counters
 from .errors import UserError, one_line

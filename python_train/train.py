@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
-from tim_ext.networks import ENCODERS
-from tim_ext.preprocessing import NORMALIZATION, Preprocessing
+from tim_ext.images.networks import ENCODERS
+from tim_ext.images.preprocessing import NORMALIZATION, Preprocessing
 
 from . import distributed
 from .datasets import Dataset, find_source, image_form

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
+from helpers.processes import run_python
 from hypothesis import HealthCheck, settings
 
-import tim_ext
-from tim_ext import _native
-
-# python_train is not installed. Last in the path, so that an installed tim_ext comes first.
-sys.path.append(str(Path(__file__).parents[1]))
+from tim_ext.solver import native
 
 settings.register_profile(
     "tim_ext",
@@ -47,7 +41,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("slow"):
                 item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
-    reason = _native.cuda_failure or (None if torch.cuda.is_available() else "no CUDA device")
+    reason = native.cuda_failure or (None if torch.cuda.is_available() else "no CUDA device")
     for item in items:
         if reason and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason=reason))
@@ -58,19 +52,6 @@ def set_threads() -> Iterator[Callable[[int], None]]:
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
-
-
-def run_python(
-    *arguments: str, where: Path = Path(tim_ext.__file__).parents[1], **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """Python in a new process, with the package that lies in `where`."""
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=where,
-        env=os.environ | {"PYTHONPATH": str(where)} | environment,
-        capture_output=True,
-        text=True,
-    )
 
 
 @pytest.fixture(name="run_python")

@@ -10,12 +10,12 @@ import re
 import numpy as np
 import pytest
 import torch
+from helpers.make_tasks import Task, make_task
 from hypothesis import given
 from hypothesis import strategies as st
-from make_tasks import Task, make_task
 
 import tim_ext
-from tim_ext.params import ADM, GD
+from tim_ext.solver.params import ADM, GD
 
 pytest.importorskip("sklearn", "1.6")
 

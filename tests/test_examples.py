@@ -5,16 +5,14 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from make_tasks import class_means
+from helpers.make_tasks import class_means
+from helpers.paths import ROOT
 
 from tim_ext.examples import digits
-
-ROOT = Path(__file__).parents[1]
 
 
 def test_digits(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from make_tasks import make_task
+from helpers.make_tasks import make_task
 
 from tim_ext import reference
 

@@ -8,9 +8,9 @@ import re
 import numpy as np
 import pytest
 import torch
+from helpers.make_tasks import make_task
 from hypothesis import given
 from hypothesis import strategies as st
-from make_tasks import make_task
 
 from tim_ext import transforms
 from tim_ext.transforms import make_transform

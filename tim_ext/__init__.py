@@ -12,14 +12,13 @@ process or for memory. `tim_ext.evaluate` compares methods on many tasks; its pa
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-
 from . import baselines, distributed, reference, tasks, transforms
-from .evaluation import Evaluation, evaluate
-from .features import load_features
-from .finetune import finetune
-from .result import History, Result
-from .solvers import adm, gd
+from .evaluation.run import Evaluation, evaluate
+from .files.features import load_features
+from .solver.finetuning import finetune
+from .solver.result import History, Result
+from .solver.solve import adm, gd
+from .version import __version__
 
 if TYPE_CHECKING:
     from .estimator import TIMClassifier as TIMClassifier

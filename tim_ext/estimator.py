@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from . import reference
-from ._optional import require
-from .batch import PADDING, QUERY
-from .params import ADM, GD, AdmParams, GdParams
-from .solvers import adm, gd
+from .errors import require
+from .solver.inputs import PADDING, QUERY
+from .solver.params import ADM, GD, AdmParams, GdParams
+from .solver.solve import adm, gd
 
 require("sklearn", extra="evaluate")
 

@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from .batch import PADDING, QUERY, find_problem, make_batch, make_result, refuse
-from .params import ADM, GD, OUTPUTS, AdmParams, GdParams, TimParams, check_outputs
-from .result import Result
+from .solver.batch import make_batch, make_result, refuse
+from .solver.inputs import PADDING, QUERY
+from .solver.params import ADM, GD, OUTPUTS, AdmParams, GdParams, TimParams, check_outputs
+from .solver.refusals import find_problem
+from .solver.result import Result
 
 Params = TypeVar("Params", bound=TimParams)
 # p [N, K], w [K, d], iterations run, loss terms [iterations + 1, 3]

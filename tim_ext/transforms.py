@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from .batch import PADDING, QUERY, _check_device, _features, _integers, _refuse_shape
-from .params import check_number
+from .solver.inputs import PADDING, QUERY, check_device, refuse_shape, to_features, to_integers
+from .solver.params import check_number
 
 STEPS = ("center", "l2", "power", "task_center")
 SHORT = {"none": (), "cl2": ("center", "l2")}
@@ -57,7 +57,7 @@ def task_center(features: Any, labels: Any) -> Tensor:
             becomes zero.
     """
     z = _floats(features)
-    labels = _integers("labels", labels, z, z.shape[:-1], "features")
+    labels = to_integers("labels", labels, z, z.shape[:-1], "features")
     z = blank(z, labels == PADDING)
     sets = torch.stack([labels >= 0, labels == QUERY], dim=-1).to(z)  # [.., N, 2]
     means = sets.mT @ z / sets.sum(dim=-2).clamp(min=1)[..., None]  # [.., 2, d]
@@ -125,17 +125,17 @@ def parse_steps(transform: Any) -> tuple[str, ...]:
 
 
 def _floats(features: Any) -> Tensor:
-    z = _features("features", features)
+    z = to_features("features", features)
     if z.dim() < 2:
-        _refuse_shape("features", "[.., N, d]", z)
+        refuse_shape("features", "[.., N, d]", z)
     return z if z.dtype == torch.float64 else z.float()
 
 
 def _mean(name: str, value: Any, features: Tensor) -> Tensor:
-    mean = _features(name, value)
+    mean = to_features(name, value)
     if mean.shape != features.shape[-1:]:
-        _refuse_shape(name, f"{list(features.shape[-1:])}, one number for each feature", mean)
-    _check_device(name, mean, features, "features")
+        refuse_shape(name, f"{list(features.shape[-1:])}, one number for each feature", mean)
+    check_device(name, mean, features, "features")
     if not mean.isfinite().all():
         raise ValueError(f"{name}: expected finite values, got NaN or Inf")
     return mean.to(torch.float64 if features.dtype == torch.float64 else torch.float32)

@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 
 import tim_ext
-from tim_ext import encoder, glyphs
-from tim_ext.files import read_tensors, write_json, write_tensors
+from tim_ext.files.tensors import read_tensors, write_json, write_tensors
+from tim_ext.images import encoder, glyphs
 
 from .. import train
 from ..errors import Parser, run_command

@@ -9,7 +9,7 @@ Transductive: entropy_min, bd_cspn, laplacian_shot, pt_map, alpha_tim
 """
 
 from .bd_cspn import bd_cspn
-from .finetune import finetune_cosine, finetune_linear
+from .finetuned_classifier import finetune_cosine, finetune_linear
 from .information import alpha_tim, entropy_min
 from .laplacian_shot import laplacian_shot
 from .prototype import protonet, prototype

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from ..params import OUTPUTS, check_number
-from ..result import Result
+from ..solver.params import OUTPUTS, check_number
+from ..solver.result import Result
 from .pieces import Piece, Solution, cosines, divisor, solve_tasks
 
 SCALE = 10.0

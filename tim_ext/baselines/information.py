@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from ..batch import Batch
-from ..params import GD, OUTPUTS
-from ..result import Result
-from ..solvers import gd
+from ..solver.batch import Batch
+from ..solver.params import GD, OUTPUTS
+from ..solver.result import Result
+from ..solver.solve import gd
 from .native import run_solver
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..params import OUTPUTS, check_count, check_flag, check_number
-from ..result import Result
+from ..solver.params import OUTPUTS, check_count, check_flag, check_number
+from ..solver.result import Result
 from .bd_cspn import SCALE, rectified_prototypes
 from .pieces import PIECE_BYTES, Piece, Solution, first, prototypes, solve_tasks, squared_distances, take
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..batch import Batch, make_batch
-from ..result import Result
+from ..solver.batch import Batch, make_batch
+from ..solver.result import Result
 from ..transforms import make_transform, parse_steps
 from .pieces import Piece, Solution, Task, solve_tasks, transform_pool
 

@@ -14,19 +14,11 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from ..batch import (
-    PADDING,
-    QUERY,
-    RESULT_NOT_FINITE,
-    Batch,
-    check_status,
-    find_problem,
-    make_batch,
-    make_result,
-    refuse,
-)
-from ..params import TimParams, check_outputs
-from ..result import Result
+from ..solver.batch import Batch, check_status, make_batch, make_result, refuse
+from ..solver.inputs import PADDING, QUERY
+from ..solver.params import TimParams, check_outputs
+from ..solver.refusals import RESULT_NOT_FINITE, find_problem
+from ..solver.result import Result
 from ..transforms import Transform, blank, l2_normalize, make_transform
 from .threads import for_each
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..params import ADM, OUTPUTS, check_number
-from ..result import Result
-from ..solvers import adm
+from ..solver.params import ADM, OUTPUTS, check_number
+from ..solver.result import Result
+from ..solver.solve import adm
 from .native import run_solver
 from .pieces import Piece, Solution, cosines, prototypes, solve_tasks
 

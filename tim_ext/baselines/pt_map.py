@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..params import OUTPUTS, check_count, check_number
-from ..result import Result
+from ..solver.params import OUTPUTS, check_count, check_number
+from ..solver.result import Result
 from .pieces import Piece, Solution, solve_tasks
 
 BALANCE_STEPS = 100  # at most

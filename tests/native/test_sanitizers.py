@@ -1,0 +1,57 @@
+"""The torch-free core under AddressSanitizer and UndefinedBehaviorSanitizer, on random tasks (driver.cpp)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from helpers.paths import ROOT
+
+FLAGS = ["-std=c++17", "-g1", "-O1", "-fno-math-errno", "-fno-trapping-math", "-fno-sanitize-recover=all"]
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer"]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
+]
+
+
+def build(folder: Path) -> Path:
+    sources = [ROOT / "tests/sanitizers/driver.cpp", *(ROOT / "csrc/cpu/core").glob("*.cpp")]
+
+    def compile_one(source: Path) -> str:
+        target = str(folder / f"{source.stem}.o")
+        command = [
+            "g++",
+            *FLAGS,
+            *SANITIZERS,
+            f"-I{ROOT / 'csrc'}",
+            "-c",
+            str(source),
+            "-o",
+            target,
+        ]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        return target
+
+    with ThreadPoolExecutor(2) as pool:
+        objects = list(pool.map(compile_one, sources))
+    subprocess.run(["g++", *SANITIZERS, *objects, "-pthread", "-o", str(folder / "driver")], check=True)
+    return folder / "driver"
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("sanitizers"))
+
+
+@pytest.mark.parametrize("capability", ["avx2", "baseline"])
+def test_core_is_clean(driver, capability):
+    environment = {**os.environ, "TIM_EXT_CPU_CAPABILITY": capability}
+    run = subprocess.run([driver, "0", "300"], capture_output=True, text=True, env=environment, timeout=900)
+    assert run.returncode == 0, run.stderr[-4000:]
+    assert "300 batches" in run.stdout

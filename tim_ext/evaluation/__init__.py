@@ -1,0 +1,1 @@
+"""Methods compared on many tasks: running, tables, tuning, theory, plots, the paper."""

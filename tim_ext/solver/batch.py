@@ -1,0 +1,255 @@
+"""From what users pass to the flat batch of csrc/ops.cpp, and from flat results back to the user's shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .inputs import (
+    check_data,
+    check_device,
+    dtype_name,
+    is_list_of_vectors,
+    refuse_shape,
+    to_features,
+    to_integer_list,
+    to_integers,
+    to_numbers,
+    to_proportions,
+    to_tensor,
+)
+from .params import TimParams, check_count
+from .refusals import in_task, refusal
+from .result import History, Result
+
+
+class Batch(NamedTuple):
+    """T tasks; task t owns the samples offsets[t] .. offsets[t + 1] and has classes[t] classes."""
+
+    features: Tensor  # [M, d]
+    rows: Tensor | None  # [R]  int64: sample r is row rows[r] of features; None: row r
+    labels: Tensor  # [R]  int64
+    offsets: Tensor  # [T + 1]  int64, CPU
+    classes: Tensor  # [T]  int64, CPU
+    sizes: Sequence[int]  # N_t
+    counts: Sequence[int]  # K_t
+    lead: tuple[int, ...] | None  # () for one task, (T,) for a batch of equal shapes, None for a list
+    class_prior: Tensor | None = None  # [sum K_t]  float64, CPU; None: uniform
+
+    def tasks(self) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """Rows [N], labels [N] and K of each task."""
+        for end, size, count in zip(accumulate(self.sizes), self.sizes, self.counts, strict=True):
+            samples = slice(end - size, end)
+            rows = torch.arange(end - size, end, device=self.labels.device)
+            yield rows if self.rows is None else self.rows[samples], self.labels[samples], count
+
+    def priors(self) -> Sequence[Tensor | None]:
+        """The class prior [K] of each task."""
+        if self.class_prior is None:
+            return [None] * len(self.counts)
+        return torch.split(self.class_prior, list(self.counts))
+
+
+def make_batch(
+    features: Any, labels: Any, index: Any = None, num_classes: int | None = None, class_prior: Any = None
+) -> Batch:
+    """Checks everything that needs no look at the feature values, and copies only what is not contiguous."""
+    if num_classes is not None:
+        num_classes = check_count("num_classes", num_classes, at_least=1)
+    batch = _make_batch(features, labels, index, num_classes)
+    return batch if class_prior is None else batch._replace(class_prior=_class_prior(class_prior, batch))
+
+
+def _make_batch(features: Any, labels: Any, index: Any, num_classes: int | None) -> Batch:
+    if index is not None:
+        return _from_pool(features, labels, index, num_classes)
+    if isinstance(features, (list, tuple)):
+        return _from_list(features, labels, num_classes)
+
+    features = to_features("features", features)
+    shape = features.shape
+    if len(shape) not in (2, 3) or 0 in shape:
+        refuse_shape("features", "[N, d], [T, N, d] or a list of [N, d], none of them 0", features)
+    labels = to_integers("labels", labels, features, shape[:-1], "features")
+    flat = features if len(shape) == 2 else features.reshape(-1, shape[-1])
+    return _equal_tasks(flat.contiguous(), None, labels, num_classes)
+
+
+def make_image_batch(images: Any, labels: Any, num_classes: int | None, class_prior: Any) -> Batch:
+    """Samples of any shape and type: images [N, ...] with labels [N], or [T, N, ...] with labels [T, N]."""
+    if num_classes is not None:
+        num_classes = check_count("num_classes", num_classes, at_least=1)
+    images = to_tensor("images", images)
+    check_data("images", images)
+    labels = to_integers("labels", labels, None).to(images.device)
+    lead = labels.dim()
+    if lead not in (1, 2) or 0 in labels.shape:
+        refuse_shape("labels", "[N] or [T, N], neither of them 0", labels)
+    if images.shape[:lead] != labels.shape:
+        refuse_shape("images", f"{[*labels.shape, '...']} to match labels".replace("'", ""), images)
+    batch = _equal_tasks(images.flatten(0, lead - 1), None, labels, num_classes)
+    return batch if class_prior is None else batch._replace(class_prior=_class_prior(class_prior, batch))
+
+
+def _from_pool(features: Any, labels: Any, index: Any, num_classes: int | None) -> Batch:
+    if isinstance(features, (list, tuple)):
+        raise TypeError(f"features: expected a pool [M, d] with index=, got a {type(features).__name__}")
+    if isinstance(features, np.memmap) and not features.flags.c_contiguous:  # a copy of what may not fit
+        raise ValueError("features: expected a memory-mapped pool in C order, got another: save it anew")
+    features = to_features("features", features)
+    if features.dim() != 2 or 0 in features.shape:
+        refuse_shape("features", "[M, d] with index=, neither of them 0", features)
+    if is_list_of_vectors(index):
+        rows, sizes = to_integer_list("index", index, features, None)
+        labels, _ = to_integer_list("labels", labels, features, sizes, "index")
+        return _unequal_tasks(features.contiguous(), torch.cat(rows), labels, sizes, num_classes)
+    index = to_integers("index", index, features)
+    if index.dim() not in (1, 2) or 0 in index.shape:
+        refuse_shape("index", "[N], [T, N] or a list of [N], none of them 0", index)
+    labels = to_integers("labels", labels, features, index.shape, "index")
+    return _equal_tasks(features.contiguous(), index.reshape(-1).contiguous(), labels, num_classes)
+
+
+def _from_list(features: Sequence[Any], labels: Any, num_classes: int | None) -> Batch:
+    if not features:
+        raise ValueError("features: expected at least one task, got an empty list")
+    items = [to_features(f"features[{t}]", item) for t, item in enumerate(features)]
+    first = items[0]
+    for t, item in enumerate(items):
+        if item.dim() != 2 or 0 in item.shape:
+            refuse_shape(f"features[{t}]", "[N, d], neither of them 0, as features is a list", item)
+        if item.shape[1] != first.shape[1]:
+            refuse_shape(f"features[{t}]", f"[N, {first.shape[1]}] as in features[0]", item)
+        if item.dtype != first.dtype:
+            raise TypeError(
+                f"features[{t}]: expected {dtype_name(first)} as in features[0], got {dtype_name(item)}"
+            )
+        check_device(f"features[{t}]", item, first, "features[0]")
+    sizes = [item.shape[0] for item in items]
+    labels, _ = to_integer_list("labels", labels, first, sizes, "features")
+    return _unequal_tasks(torch.cat(items), None, labels, sizes, num_classes)
+
+
+def _equal_tasks(features: Tensor, rows: Tensor | None, labels: Tensor, num_classes: int | None) -> Batch:
+    """Tasks of one shape, and of one number of classes: that of the largest label."""
+    lead, size, samples = tuple(labels.shape[:-1]), labels.shape[-1], labels.numel()
+    count = max(int(labels.max()) + 1, 1) if num_classes is None else num_classes
+    total = samples // size
+    _check_count(0, 1, size, count, num_classes)
+    layout = (
+        _equal_layout if type(labels) is Tensor else _equal_layout.__wrapped__
+    )  # no cache of fake tensors
+    offsets, classes = layout(total, size, count)
+    flat = labels.reshape(-1).contiguous() if lead else labels.contiguous()
+    return Batch(features, rows, flat, offsets, classes, [size] * total, [count] * total, lead)
+
+
+@lru_cache(maxsize=4)  # one small task after the other: two tensors less to make for each
+def _equal_layout(total: int, size: int, count: int) -> tuple[Tensor, Tensor]:
+    offsets = torch.arange(0, total * size + 1, size, device="cpu")
+    return offsets, torch.full((total,), count, device="cpu")
+
+
+def _unequal_tasks(
+    features: Tensor, rows: Tensor | None, labels: list[Tensor], sizes: list[int], num_classes: int | None
+) -> Batch:
+    """Tasks of different sizes, each with its own number of classes."""
+    if num_classes is None:
+        counts = [max(top + 1, 1) for top in torch.stack([item.max() for item in labels]).tolist()]
+    else:
+        counts = [num_classes] * len(sizes)
+    for t, (size, count) in enumerate(zip(sizes, counts, strict=True)):
+        _check_count(t, len(sizes), size, count, num_classes)
+    offsets = torch.tensor([0, *accumulate(sizes)], device="cpu")
+    classes = torch.tensor(counts, device="cpu")
+    return Batch(features, rows, torch.cat(labels), offsets, classes, sizes, counts, None)
+
+
+def _check_count(task: int, total: int, size: int, count: int, num_classes: int | None) -> None:
+    """More classes than samples cannot all have support: refused before anything of size K is allocated."""
+    if count > size:
+        source = f"num_classes={count}" if num_classes is not None else f"label {count - 1}"
+        raise ValueError(
+            f"labels: expected support of each class 0 to {count - 1}, "
+            f"got only {size} samples{in_task(task, total)} ({source})"
+        )
+
+
+def _class_prior(value: Any, batch: Batch) -> Tensor:
+    """[sum K_t] from one [K] for every task, [T, K], or a list of [K_t]."""
+    total, counts = len(batch.counts), batch.counts
+    vectors = value if is_list_of_vectors(value) else to_numbers("class_prior", value)
+    several = not isinstance(vectors, Tensor) or vectors.dim() == 2
+    if several and (batch.lead == () or len(vectors) != total):
+        expected = "one vector [K]" + ("" if batch.lead == () else f" or {total}, one for each task")
+        raise ValueError(f"class_prior: expected {expected}, got a list of {len(vectors)}")
+    if several:
+        return torch.cat([to_proportions(f"class_prior[{t}]", vectors[t], K) for t, K in enumerate(counts)])
+    for t, count in enumerate(counts):
+        if count != counts[0]:
+            raise ValueError(
+                f"class_prior: expected a list of vectors, as task 0 has {counts[0]} classes "
+                f"and task {t} has {count}, got one vector"
+            )
+    return to_proportions("class_prior", vectors, counts[0]).repeat(total)
+
+
+def check_status(batch: Batch, status: Tensor) -> None:
+    """Turns the first refused task of status [T, 3] into a sentence."""
+    for task, (code, position, value) in enumerate(status.tolist()):
+        if code != 0:
+            refuse(batch, task, code, position, value)
+
+
+def refuse(batch: Batch, task: int, code: int, position: int, value: int) -> NoReturn:
+    here = in_task(task, len(batch.sizes))
+    raise ValueError(refusal(code, position, value, batch.counts[task], len(batch.features), here))
+
+
+def make_result(
+    batch: Batch,
+    params: TimParams,
+    outputs: Sequence[str],
+    probs: Tensor,  # [sum N_t K_t]
+    predictions: Tensor,  # [R]
+    weights: Tensor,  # [sum K_t, d]
+    iterations: Tensor,  # [T]
+    history: Tensor,  # [T, iterations + 1 or 0, 3]
+) -> Result:
+    lead = (len(batch.sizes),) if batch.lead is None else batch.lead
+    return Result(
+        probs=_probs(batch, probs) if "probs" in outputs else None,
+        predictions=_per_task(batch, batch.sizes, predictions) if "predictions" in outputs else None,
+        weights=_per_task(batch, batch.counts, weights) if "weights" in outputs else None,
+        iterations=iterations.view(lead),
+        history=make_history(params, history.view(*lead, -1, 3)) if history.shape[1] else None,
+    )
+
+
+def _probs(batch: Batch, flat: Tensor) -> Tensor | list[Tensor]:
+    sizes, counts = batch.sizes, batch.counts
+    if batch.lead is not None:
+        return flat.view(*batch.lead, sizes[0], counts[0])
+    blocks = torch.split(flat, list(map(int.__mul__, sizes, counts)))
+    return [block.view(-1, count) for block, count in zip(blocks, counts, strict=True)]
+
+
+def _per_task(batch: Batch, lengths: Sequence[int], flat: Tensor) -> Tensor | list[Tensor]:
+    """flat [sum of lengths, ...]"""
+    if batch.lead == ():
+        return flat
+    if batch.lead is not None:
+        return flat.view(*batch.lead, lengths[0], *flat.shape[1:])
+    return list(torch.split(flat, list(lengths)))
+
+
+def make_history(params: TimParams, terms: Tensor) -> History:
+    cross_entropy, marginal, conditional = terms.unbind(-1)
+    loss = params.lam * cross_entropy - params.marginal_weight * marginal + params.alpha * conditional
+    return History(cross_entropy, marginal, conditional, loss)

@@ -1,0 +1,202 @@
+"""The solvers: check, one operator call, result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import native
+from .batch import check_status, make_batch, make_result
+from .params import ADM, GD, OUTPUTS, AdmParams, GdParams, TimParams, check_flag, check_outputs
+from .result import Result
+
+ADM_DEFAULTS = astuple(ADM)
+
+
+def adm(
+    features: Any,
+    labels: Any,
+    *,
+    index: Any = None,
+    num_classes: int | None = None,
+    normalize: bool = True,
+    lam: float = ADM.lam,
+    alpha: float = ADM.alpha,
+    beta: float = ADM.beta,
+    temperature: float = ADM.temperature,
+    marginal_weight: float = ADM.marginal_weight,
+    class_prior: Any = None,
+    iterations: int = ADM.iterations,
+    tol: float = ADM.tol,
+    solver: str = ADM.solver,
+    history: bool = False,
+    outputs: Sequence[str] = OUTPUTS,
+) -> Result:
+    """Labels the query samples of one or many few-shot tasks with TIM-ADM.
+
+    Args:
+        features: one task [N, d], a batch [T, N, d], or a list of [N_t, d]; tensors or arrays of float32 or
+            float64 (half types are computed in float32). With `index`, a pool [M, d].
+        labels: integers of the same leading shape: the class (>= 0) of a support sample, -1 for a query,
+            -100 for padding, which is ignored.
+        index: rows of the pool, [N], [T, N] or a list of [N_t]: many tasks share one copy of the features.
+        num_classes: K; by default the largest label + 1 (of the whole batch, or of each task of a list).
+            Every class needs a support sample.
+        normalize: scale features to unit length (a zero vector stays zero).
+        lam: weight of the cross entropy on the support samples.
+        alpha: weight of the conditional entropy of the queries; 0 leaves it out.
+        beta: weight of the penalty that ties the assignments q to the probabilities p.
+        temperature: tau of p_ik = softmax_k(-tau/2 * ||w_k - z_i||^2).
+        marginal_weight: weight m of the marginal entropy of the queries; 0 leaves it out.
+        class_prior: proportions of the classes among the queries, if known: [K] for all tasks, [T, K], or a
+            list of [K_t], each > 0 and of sum 1. The marginal entropy, largest for equal proportions, becomes
+            log K - KL(phat || prior). `tim_ext.reference.q_update` derives the update.
+        iterations: number of updates; 0 gives the prototypes.
+        tol: stop a task when no probability moved by more than this in an iteration; 0 runs them all.
+        solver: "dual" (Gram domain, fast for N small against d), "primal", or "auto" by cost.
+        history: also return the terms of the loss at every iteration.
+        outputs: which of "probs", "predictions", "weights" to return; the others are None and cost no memory.
+
+    Returns:
+        Result. A task's result does not depend on the other tasks of the batch or on the number of threads.
+
+    Example:
+        >>> import torch, tim_ext
+        >>> features = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1], [0.2, 0.8], [0.8, 0.3]])
+        >>> labels = torch.tensor([0, 1, -1, -1, -1])
+        >>> tim_ext.adm(features, labels).predictions
+        tensor([0, 1, 0, 1, 0])
+    """
+    given = lam, alpha, temperature, marginal_weight, tol, iterations, beta, solver
+    params = ADM if all(map(is_, given, ADM_DEFAULTS)) else AdmParams(*given)  # no need to check
+    own = {"beta": params.beta, "solver": params.solver}
+    task = features, labels, index, num_classes, class_prior
+    return _solve("adm_solve", params, own, task, normalize, history, outputs)
+
+
+def gd(
+    features: Any,
+    labels: Any,
+    *,
+    index: Any = None,
+    num_classes: int | None = None,
+    normalize: bool = True,
+    lam: float = GD.lam,
+    alpha: float = GD.alpha,
+    temperature: float = GD.temperature,
+    marginal_weight: float = GD.marginal_weight,
+    entropy_order: float = GD.entropy_order,
+    class_prior: Any = None,
+    iterations: int = GD.iterations,
+    lr: float = GD.lr,
+    betas: tuple[float, float] = GD.betas,
+    eps: float = GD.eps,
+    tol: float = GD.tol,
+    history: bool = False,
+    outputs: Sequence[str] = OUTPUTS,
+) -> Result:
+    """Labels the query samples of one or many few-shot tasks with TIM-GD: Adam on the classifier weights.
+
+    Slower than `adm` and in the paper the more accurate of the two. Shapes, normalisation, `index`,
+    `num_classes`, `tol`, `history`, `outputs` and what a result does not depend on: as in `adm`.
+
+    Args:
+        features: [N, d], [T, N, d], or a list of [N_t, d]; with `index`, a pool [M, d].
+        labels: the class (>= 0) of a support sample, -1 for a query, -100 for padding.
+        index: rows of the pool, [N], [T, N] or a list of [N_t].
+        num_classes: K; by default the largest label + 1.
+        normalize: scale features to unit length.
+        lam: weight of the cross entropy on the support samples.
+        alpha: weight of the conditional entropy of the queries; 0 leaves it out.
+        temperature: tau of p_ik = softmax_k(-tau/2 * ||w_k - z_i||^2).
+        marginal_weight: weight m of the marginal entropy of the queries; 0 leaves it out.
+        entropy_order: order a > 0 of both entropies (Tsallis, alpha-TIM): 1 is Shannon's; a > 1 asks less for
+            equal proportions of the classes.
+        class_prior: proportions of the classes among the queries, if known: [K] for all tasks, [T, K], or a
+            list of [K_t], each > 0 and of sum 1; uniform by default.
+        iterations: number of Adam steps; 0 gives the prototypes.
+        lr, betas, eps: step size and constants of Adam, as in torch.optim.Adam.
+        tol: stop a task when no probability moved by more than this in a step; 0 runs them all.
+        history: also return the terms of the loss at every step.
+        outputs: which of "probs", "predictions", "weights" to return.
+
+    Example:
+        >>> import torch, tim_ext
+        >>> features = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1], [0.2, 0.8], [0.8, 0.3]])
+        >>> labels = torch.tensor([0, 1, -1, -1, -1])
+        >>> tim_ext.gd(features, labels).predictions
+        tensor([0, 1, 0, 1, 0])
+    """
+    params = GdParams(
+        lam=lam,
+        alpha=alpha,
+        temperature=temperature,
+        marginal_weight=marginal_weight,
+        tol=tol,
+        iterations=iterations,
+        entropy_order=entropy_order,
+        lr=lr,
+        betas=betas,
+        eps=eps,
+    )
+    adam_beta1, adam_beta2 = params.betas
+    own = {
+        "entropy_order": params.entropy_order,
+        "lr": params.lr,
+        "adam_beta1": adam_beta1,
+        "adam_beta2": adam_beta2,
+        "eps": params.eps,
+    }
+    task = features, labels, index, num_classes, class_prior
+    return _solve("gd_solve", params, own, task, normalize, history, outputs)
+
+
+def _solve(
+    operator: str,
+    params: TimParams,
+    own: dict[str, Any],  # the hyper-parameters that only this operator has
+    task: tuple[Any, ...],
+    normalize: bool,
+    history: bool,
+    outputs: Sequence[str],
+) -> Result:
+    outputs = check_outputs(outputs)
+    normalize, history = check_flag("normalize", normalize), check_flag("history", history)
+    batch = make_batch(*task)
+    native.require(batch.features.device)
+    sizes, counts = batch.sizes, batch.counts
+    *flat, status = getattr(native.torch_ops.tim_ext, operator)(
+        batch.features,
+        batch.rows,
+        batch.labels,
+        batch.offsets,
+        batch.classes,
+        lam=params.lam,
+        alpha=params.alpha,
+        temperature=params.temperature,
+        marginal_weight=params.marginal_weight,
+        iterations=params.iterations,
+        tol=params.tol,
+        normalize=normalize,
+        probs_size=sum(map(int.__mul__, sizes, counts)) if "probs" in outputs else 0,
+        weights_rows=sum(counts) if "weights" in outputs else 0,
+        history=history,
+        class_prior=batch.class_prior,
+        **own,
+    )
+    if not _is_captured(status):
+        check_status(batch, status)
+    return make_result(batch, params, outputs, *flat)
+
+
+def _is_captured(status: Tensor) -> bool:
+    """Whether this call only records a CUDA graph: there is no status yet, and no waiting for one.
+
+    A refused task then gives NaN probabilities and predictions of -100.
+    """
+    return status.is_cuda and torch.cuda.is_current_stream_capturing()

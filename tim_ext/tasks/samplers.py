@@ -1,0 +1,524 @@
+"""Few-shot tasks drawn from a labelled pool: which rows, and which of them are support.
+
+    sampler = tim_ext.tasks.balanced(labels, ways=5, shots=5)
+    tasks = sampler[0:10_000]
+    tim_ext.adm(pool, tasks.labels, index=tasks.index)
+
+A sampler is an endless sequence of tasks. Task t depends on the labels, the arguments and t alone: a slice
+is the same whatever was drawn before. Tasks are made in blocks of BLOCK, all tasks of a block at once, each
+block from a generator of its own seeded by (seed, number of the block).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..solver.inputs import QUERY, refuse_shape, to_integers
+from ..solver.params import check_count, check_number
+from ..solver.result import ShortRepr
+from .hierarchy import Groups, check_groups, check_names, classes_of_nodes, classes_of_superclasses
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+BLOCK = 64  # tasks of one generator: another number gives other tasks
+CONCENTRATIONS = 0.01, 1e6  # outside, gamma variates leave the range of float64
+LOG_WEIGHTS = -math.log(2), math.log(2)  # of Meta-Dataset: a class counts half to twice its size
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Tasks(ShortRepr):
+    """T tasks: tensors [T, ..], or lists of T vectors if sizes differ. Support first, class by class."""
+
+    index: Tensor | list[Tensor]  # [T, N]  rows of the pool
+    labels: Tensor | list[Tensor]  # [T, N]  class within the task of a support sample, -1 for a query
+    truth: Tensor | list[Tensor]  # [T, N]  class within the task of every sample
+    classes: Tensor | list[Tensor]  # [T, K]  class k of the task is class classes[k] of the pool
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+
+class Sampler:
+    """An endless sequence of tasks; made by the functions of this module.
+
+    `sampler[a:b]` draws the tasks a to b - 1, on the device of the labels; `describe()` says how.
+    """
+
+    def __init__(
+        self, pool: _Pool, compose: _Compose, kind: str, settings: dict[str, Any], *, equal: bool
+    ) -> None:
+        self._pool, self._compose, self._equal = pool, compose, equal
+        self._kind, self._settings = kind, settings
+
+    def describe(self) -> dict[str, Any]:
+        """What makes the sampler again from the same labels, fit for JSON: the function and its arguments."""
+        return {"kind": self._kind, **self._settings}
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{name}={_short(value)}" for name, value in self._settings.items())
+        classes, rows = len(self._pool.sizes), len(self._pool.rows)
+        return f"<{self._kind}({arguments}) on {rows} samples of {classes} classes>"
+
+    def __getitem__(self, tasks: slice) -> Tasks:
+        start, stop = _bounds(tasks)
+        blocks = [self._block(block) for block in range(start // BLOCK, -(-stop // BLOCK))]
+        sizes, ways, index, labels, truth, classes = map(np.concatenate, zip(*blocks, strict=True))
+        first = start % BLOCK
+        last = first + stop - start
+        per_sample, per_class = _cut(sizes, first, last), _cut(ways, first, last)
+        return Tasks(
+            index=self._shaped(index[per_sample], sizes[first:last]),
+            labels=self._shaped(labels[per_sample], sizes[first:last]),
+            truth=self._shaped(truth[per_sample], sizes[first:last]),
+            classes=self._shaped(self._pool.numbers[classes[per_class]], ways[first:last]),
+        )
+
+    def _block(self, block: int) -> tuple[Ints, ...]:
+        seed = np.random.SeedSequence(self._settings["seed"], spawn_key=(block,))
+        rng = np.random.Generator(np.random.PCG64(seed))
+        return _draw(rng, self._pool, self._compose(rng, self._pool.sizes))
+
+    def _shaped(self, flat: Ints, lengths: Ints) -> Tensor | list[Tensor]:
+        tensor = torch.from_numpy(np.ascontiguousarray(flat)).to(self._pool.device)
+        if self._equal:
+            return tensor.view(len(lengths), -1)
+        return list(torch.split(tensor, lengths.tolist()))
+
+
+# The samplers -------------------------------------------------------------------------------------
+
+
+def balanced(labels: Any, *, ways: int = 5, shots: int = 1, queries: int = 15, seed: int = 0) -> Sampler:
+    """The tasks of the standard benchmarks: `ways` random classes, `shots` and `queries` samples of each.
+
+    Args:
+        labels: [M] integers, the class of each row of the pool; rows with a negative label are not used.
+        ways: classes of a task.
+        shots: support samples of each class.
+        queries: query samples of each class.
+        seed: integer >= 0; another seed gives other tasks.
+
+    Example:
+        >>> import torch, tim_ext
+        >>> sampler = tim_ext.tasks.balanced(torch.arange(200) % 10, ways=2, shots=1, queries=2)
+        >>> sampler[0:1000]
+        Tasks(index=[1000, 6], labels=[1000, 6], truth=[1000, 6], classes=[1000, 2])
+        >>> sampler[0:1].labels
+        tensor([[ 0,  1, -1, -1, -1, -1]])
+    """
+    settings = _check_counts(ways=ways, shots=shots, queries=queries, seed=seed)
+    ways, shots, queries, _ = settings.values()
+    pool = _make_pool(labels)
+    _check_ways(pool, ways)
+    _check_sizes(pool, shots + queries, f"{_count(shots, 'shot')} + {_count(queries, 'query')}")
+    compose = partial(_compose_equal, ways=ways, shots=shots, share=partial(_same, queries=queries))
+    return Sampler(pool, compose, "balanced", settings, equal=True)
+
+
+def dirichlet(
+    labels: Any,
+    *,
+    ways: int = 5,
+    shots: int = 1,
+    queries: int = 75,
+    concentration: float = 2.0,
+    seed: int = 0,
+) -> Sampler:
+    """Tasks whose classes have random shares of the queries, as in the evaluation of alpha-TIM.
+
+    The shares of a task come from the Dirichlet distribution of `ways` equal parameters `concentration`; the
+    numbers of queries are the shares times `queries`, rounded by largest remainder. Shares that ask more of a
+    class than it has are drawn again; every class must have enough samples for the largest class of the
+    median task, so half of all shares fit at least.
+
+    Args:
+        labels: [M] integers, the class of each row of the pool; rows with a negative label are not used.
+        ways: classes of a task.
+        shots: support samples of each class.
+        queries: query samples of the task, all classes together; a class may have none.
+        concentration: 0.01 to 1e6: the smaller, the more unequal. The variance of a share is
+            (1/K) (1 - 1/K) / (K concentration + 1), K = ways.
+        seed: integer >= 0; another seed gives other tasks.
+    """
+    settings = _check_counts(ways=ways, shots=shots, queries=queries, seed=seed)
+    ways, shots, queries, _ = settings.values()
+    concentration = check_number("concentration", concentration, positive=True)
+    low, high = CONCENTRATIONS
+    if not low <= concentration <= high:
+        raise ValueError(f"concentration: expected a number from {low:g} to {high:g}, got {concentration:g}")
+    pool = _make_pool(labels)
+    _check_ways(pool, ways)
+    share = partial(_dirichlet_shares, queries=queries, concentration=concentration)
+    draws = share(np.random.Generator(np.random.PCG64(0)), np.full((1001, ways), queries))
+    typical = int(np.median(draws.max(axis=1)))
+    largest = f"{_count(typical, 'query')} of the largest class in a task of median imbalance"
+    _check_sizes(pool, shots + typical, f"{_count(shots, 'shot')} + {largest}")
+    compose = partial(_compose_equal, ways=ways, shots=shots, share=share)
+    return Sampler(pool, compose, "dirichlet", settings | {"concentration": concentration}, equal=True)
+
+
+def few_classes(
+    labels: Any, *, ways: int = 5, present: int = 2, shots: int = 1, queries: int = 75, seed: int = 0
+) -> Sampler:
+    """Tasks in which only `present` of the classes, at random, have queries, as equally as possible.
+
+    Args:
+        labels: [M] integers, the class of each row of the pool; rows with a negative label are not used.
+        ways: classes of a task: all of them have support samples.
+        present: classes among the queries.
+        shots: support samples of each class.
+        queries: query samples of the task, all classes together.
+        seed: integer >= 0; another seed gives other tasks.
+    """
+    settings = _check_counts(ways=ways, present=present, shots=shots, queries=queries, seed=seed)
+    ways, present, shots, queries, _ = settings.values()
+    for name, limit in (("ways", ways), ("queries", queries)):
+        if present > limit:
+            raise ValueError(f"present: expected at most {name}={limit}, got {present}")
+    pool = _make_pool(labels)
+    _check_ways(pool, ways)
+    most = -(-queries // present)
+    _check_sizes(pool, shots + most, f"{_count(shots, 'shot')} + {_count(most, 'query')}")
+    share = partial(_few_shares, present=present, queries=queries)
+    compose = partial(_compose_equal, ways=ways, shots=shots, share=share)
+    return Sampler(pool, compose, "few_classes", settings, equal=True)
+
+
+def meta_dataset(
+    labels: Any,
+    *,
+    hierarchy: Groups | None = None,
+    superclasses: Groups | None = None,
+    class_names: Sequence[str] | None = None,
+    min_ways: int = 5,
+    max_ways: int = 50,
+    max_leaves: int = 392,
+    max_queries: int = 10,
+    max_support: int = 500,
+    max_support_per_class: int = 100,
+    seed: int = 0,
+) -> Sampler:
+    """The random tasks of Meta-Dataset (Triantafillou et al. 2020): ways, shots and class balance vary.
+
+    Of n classes with n_c samples a task has
+
+        ways  K    uniform in min_ways .. min(max_ways, n)
+        queries    q = min(max_queries, min_c floor(n_c / 2)) of each class
+        support    |S| = min(max_support, sum_c floor(b min(max_support_per_class, n_c - q) + 1)), b ~ U[0, 1)
+        shots      k_c = min(floor(pi_c (|S| - K)) + 1, n_c - q),  pi_c ~ n_c exp(a_c), a_c ~ U[ln 1/2, ln 2)
+
+    Args:
+        labels: [M] integers, the class of each row of the pool; rows with a negative label are not used.
+        hierarchy: {node: [class or node, ...]}, what is below each node, without cycles (ILSVRC: WordNet). It
+            is cut down to the classes of `labels`, and nodes left with one child are dropped. A task takes a
+            uniform node of those that span min_ways .. max_leaves classes, and all of them, or max_ways at
+            random if there are more.
+        superclasses: {superclass: [class, ...]} (Omniglot: alphabets). A task takes a uniform superclass,
+            then K uniform in min_ways .. min(max_ways, its size) of its classes.
+        class_names: class_names[c] is another way to write class c in `hierarchy` or `superclasses`.
+        min_ways, max_ways, max_leaves, max_queries, max_support, max_support_per_class: as above; the
+            defaults are those of Meta-Dataset.
+        seed: integer >= 0; another seed gives other tasks.
+
+    Returns:
+        Sampler. Its tasks differ in size: `Tasks` holds lists.
+    """
+    settings = _check_counts(
+        min_ways=min_ways,
+        max_ways=max_ways,
+        max_leaves=max_leaves,
+        max_queries=max_queries,
+        max_support=max_support,
+        max_support_per_class=max_support_per_class,
+        seed=seed,
+    )
+    for name, least in (("max_ways", "min_ways"), ("max_leaves", "min_ways"), ("max_support", "max_ways")):
+        if settings[name] < settings[least]:
+            raise ValueError(f"{name}: expected at least {least}={settings[least]}, got {settings[name]}")
+    if hierarchy is not None and superclasses is not None:
+        raise ValueError("superclasses: expected None, as hierarchy is given, got both")
+    pool = _make_pool(labels)
+    _check_ways(pool, min_ways, "min_ways")
+    _check_sizes(pool, 2, "1 shot + 1 query")
+    names = check_names(class_names, pool.numbers)
+    choice: dict[str, Any] = {}
+    if hierarchy is not None:
+        choice["hierarchy"] = check_groups("hierarchy", hierarchy, names)
+        groups = classes_of_nodes(choice["hierarchy"], names, pool.numbers, min_ways, max_leaves)
+    elif superclasses is not None:
+        choice["superclasses"] = check_groups("superclasses", superclasses, names)
+        groups = classes_of_superclasses(choice["superclasses"], pool.numbers, min_ways)
+    else:
+        groups = [np.arange(len(pool.sizes))]
+    compose = partial(
+        _compose_meta_dataset,
+        group_sizes=np.array([len(group) for group in groups]),
+        group_classes=np.concatenate(groups),
+        take_all=hierarchy is not None,
+        limits=_Limits(min_ways, max_ways, max_queries, max_support, max_support_per_class),
+    )
+    return Sampler(pool, compose, "meta_dataset", choice | settings, equal=False)
+
+
+# Drawing ------------------------------------------------------------------------------------------
+
+
+class _Pool(NamedTuple):
+    """Rows by class: class i is numbers[i] in the labels and has the sizes[i] rows from starts[i] on."""
+
+    numbers: Ints  # [C]  increasing
+    sizes: Ints  # [C]
+    starts: Ints  # [C]
+    rows: Ints  # [sum of sizes]
+    device: torch.device
+
+
+class _Composition(NamedTuple):
+    """What the tasks of a block consist of; a pair is a task and one of its classes, P = sum of ways."""
+
+    ways: Ints  # [B]
+    classes: Ints  # [P]  positions in the pool
+    shots: Ints  # [P]
+    queries: Ints  # [P]
+
+
+_Compose = Callable[[np.random.Generator, Ints], _Composition]
+_Share = Callable[[np.random.Generator, Ints], Ints]
+
+
+def _draw(rng: np.random.Generator, pool: _Pool, tasks: _Composition) -> tuple[Ints, ...]:
+    """Samples of every pair, task by task: support of class 0, 1, .., then queries of class 0, 1, .."""
+    ways, classes, shots, queries = tasks
+    counts = shots + queries
+    sample = _choose(rng, pool.sizes[classes], counts)
+    pair, step = _segments(counts)  # [R]  of each sample: its pair, and its number within the pair
+
+    first = _before(ways)  # [B]  first pair of each task
+    task, k = _segments(ways)  # [P]
+    sizes, supports = np.add.reduceat(counts, first), np.add.reduceat(shots, first)
+    start = _before(sizes)[task]  # [P]  where the samples of the task begin
+    support_at = start + _before_in_task(shots, first, task)
+    query_at = start + supports[task] + _before_in_task(queries, first, task) - shots
+
+    is_support = step < shots[pair]
+    place = step + np.where(is_support, support_at[pair], query_at[pair])
+    index, labels, truth = (np.empty_like(sample) for _ in range(3))
+    index[place] = pool.rows[pool.starts[classes][pair] + sample]
+    truth[place] = k[pair]
+    labels[place] = np.where(is_support, k[pair], QUERY)
+    return sizes, ways, index, labels, truth, classes
+
+
+def _choose(rng: np.random.Generator, sizes: Ints, counts: Ints) -> Ints:
+    """For each i, counts[i] different numbers out of 0 .. sizes[i] - 1, in random order; [sum of counts].
+
+    The algorithm of Fisher and Yates: with n = sizes[i], m = counts[i] and the cards 0 .. n - 1 at the places
+    0 .. n - 1, step s = 0 .. m - 1 swaps the places s and r_s, r_s uniform in s .. n - 1. Place s then holds
+    sample s for good. This goes through neither cards nor steps: a card that is not at its own place was put
+    there by a swap, so with
+
+        held_s   = the card at place s before step s
+                 = held_j for the last step j < s with r_j = s, or s if there is none,
+        sample_s = the card at place r_s before step s
+                 = held_j for the last step j < s with r_j = r_s, or r_s if there is none,
+
+    one stable sort by r finds all j, and held follows from its chain of j by pointer doubling. (Where
+    r_s = s, no later step asks for held_s, and it may be anything.) The cost does not depend on n.
+    """
+    owner, step = _segments(counts)
+    target = step + (rng.random(len(step)) * (sizes[owner] - step)).astype(np.int64)  # r_s
+
+    place = target + _before(sizes)[owner]  # no two i share a place
+    order = np.argsort(place, kind="stable")
+    ordered = place[order]
+    again = ordered[1:] == ordered[:-1]
+    previous = np.full(len(step), -1)  # the last step before, with the same r
+    previous[order[1:][again]] = order[:-1][again]
+
+    last = order[np.append(~again, True)]  # the last step of each r: the j of step s = r, if there is one
+    last = last[target[last] < counts[owner[last]]]
+    origin = np.arange(len(step))
+    origin[last - step[last] + target[last]] = last
+    while not np.array_equal(further := origin[origin], origin):
+        origin = further
+    return np.where(previous >= 0, step[origin[previous]], target)
+
+
+def _compose_equal(
+    rng: np.random.Generator, class_sizes: Ints, *, ways: int, shots: int, share: _Share
+) -> _Composition:
+    """Tasks of one size: `share` gives the queries of each class, none above the room [B, K] it is passed."""
+    all_ways = np.full(BLOCK, ways)
+    classes = _choose(rng, np.full(BLOCK, len(class_sizes)), all_ways)
+    queries = share(rng, class_sizes[classes].reshape(BLOCK, ways) - shots)
+    return _Composition(all_ways, classes, np.full(BLOCK * ways, shots), queries.reshape(-1))
+
+
+def _same(rng: np.random.Generator, room: Ints, *, queries: int) -> Ints:
+    return np.full(room.shape, queries)
+
+
+def _dirichlet_shares(rng: np.random.Generator, room: Ints, *, queries: int, concentration: float) -> Ints:
+    tasks, ways = room.shape
+    shares = np.empty((tasks, ways), dtype=np.int64)
+    left = np.arange(tasks)
+    while len(left):
+        parts = rng.standard_gamma(concentration, size=(len(left), ways))
+        shares[left] = _round(parts / parts.sum(axis=1, keepdims=True) * queries, queries)
+        left = left[(shares[left] > room[left]).any(axis=1)]
+    return shares
+
+
+def _round(parts: Floats, total: int) -> Ints:
+    """Parts [B, K] of sum total, rounded down, then one more to those of the largest remainders."""
+    whole = np.floor(parts)
+    missing = total - whole.sum(axis=1, keepdims=True)
+    rank = np.argsort(np.argsort(whole - parts, axis=1), axis=1)  # 0 for the largest fraction
+    rounded: Ints = (whole + (rank < missing)).astype(np.int64)
+    return rounded
+
+
+def _few_shares(rng: np.random.Generator, room: Ints, *, present: int, queries: int) -> Ints:
+    tasks, ways = room.shape
+    chosen = _choose(rng, np.full(tasks, ways), np.full(tasks, present)).reshape(tasks, present)
+    shares = np.zeros((tasks, ways), dtype=np.int64)
+    equal, rest = divmod(queries, present)
+    np.put_along_axis(shares, chosen, equal + (np.arange(present) < rest)[None], axis=1)
+    return shares
+
+
+class _Limits(NamedTuple):
+    min_ways: int
+    max_ways: int
+    max_queries: int
+    max_support: int
+    max_support_per_class: int
+
+
+def _compose_meta_dataset(
+    rng: np.random.Generator,
+    class_sizes: Ints,
+    *,
+    group_sizes: Ints,  # [G]
+    group_classes: Ints,  # [sum of group_sizes]
+    take_all: bool,  # all classes of the group, not a random number of them
+    limits: _Limits,
+) -> _Composition:
+    group = _uniform(rng, np.full(BLOCK, len(group_sizes)))
+    n = group_sizes[group]  # [B]
+    ways = np.minimum(n, limits.max_ways)
+    if not take_all:
+        ways = limits.min_ways + _uniform(rng, ways - limits.min_ways + 1)
+    task, _ = _segments(ways)  # [P]
+    classes = group_classes[_before(group_sizes)[group][task] + _choose(rng, n, ways)]
+
+    first = _before(ways)
+    size = class_sizes[classes]  # [P]  n_c
+    queries = np.minimum(limits.max_queries, np.minimum.reduceat(size // 2, first))[task]
+    room = size - queries
+
+    b = rng.random(BLOCK)[task]
+    contribution = np.floor(b * np.minimum(limits.max_support_per_class, room) + 1)
+    support = np.minimum(limits.max_support, np.add.reduceat(contribution, first))  # [B]  |S|
+    weight = size * np.exp(rng.uniform(*LOG_WEIGHTS, size=len(size)))
+    pi = weight / np.add.reduceat(weight, first)[task]
+    shots = np.minimum(np.floor(pi * (support - ways)[task]).astype(np.int64) + 1, room)
+    return _Composition(ways, classes, shots, queries)
+
+
+def _uniform(rng: np.random.Generator, counts: Ints) -> Ints:
+    """Uniform integers in 0 .. counts - 1."""
+    return (rng.random(len(counts)) * counts).astype(np.int64)
+
+
+# Segments: vectors of several lengths, one after the other ----------------------------------------
+
+
+def _segments(lengths: Ints) -> tuple[Ints, Ints]:
+    """For each element: the number of its segment, and its position within it."""
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    return owner, np.arange(len(owner)) - _before(lengths)[owner]
+
+
+def _before(lengths: Ints) -> Ints:
+    """Where each segment begins."""
+    return np.cumsum(lengths) - lengths
+
+
+def _before_in_task(lengths: Ints, first: Ints, task: Ints) -> Ints:
+    start = _before(lengths)
+    return start - start[first][task]
+
+
+def _cut(lengths: Ints, first: int, last: int) -> slice:
+    """The elements of the segments first .. last - 1."""
+    return slice(int(lengths[:first].sum()), int(lengths[:last].sum()))
+
+
+# What was asked for -------------------------------------------------------------------------------
+
+
+def _make_pool(labels: Any) -> _Pool:
+    tensor = to_integers("labels", labels, None)
+    if tensor.dim() != 1 or not len(tensor):
+        refuse_shape("labels", "[M], not 0", tensor)
+    array = tensor.cpu().numpy()
+    used = np.flatnonzero(array >= 0)
+    if not len(used):
+        raise ValueError("labels: expected classes (>= 0), got only negative numbers")
+    rows = used[np.argsort(array[used], kind="stable")]
+    numbers, sizes = np.unique(array[rows], return_counts=True)
+    return _Pool(numbers, sizes, _before(sizes), rows, tensor.device)
+
+
+def _check_counts(**values: Any) -> dict[str, int]:
+    return {
+        name: check_count(name, value, at_least=0 if name == "seed" else 1) for name, value in values.items()
+    }
+
+
+def _check_ways(pool: _Pool, ways: int, name: str = "ways") -> None:
+    if ways > len(pool.sizes):
+        raise ValueError(f"{name}: expected at most {len(pool.sizes)}, the classes of labels, got {ways}")
+
+
+def _check_sizes(pool: _Pool, needed: int, reason: str) -> None:
+    small = np.flatnonzero(pool.sizes < needed)
+    if len(small):
+        number, size = pool.numbers[small[0]], int(pool.sizes[small[0]])
+        others = f" ({len(small)} classes are too small)" if len(small) > 1 else ""
+        raise ValueError(
+            f"labels: class {number} has {_count(size, 'sample')}, {reason} need {needed}{others}"
+        )
+
+
+def _bounds(tasks: Any) -> tuple[int, int]:
+    if not isinstance(tasks, slice):
+        raise TypeError(
+            f"tasks: expected a slice such as sampler[0:100], got {type(tasks).__name__} {tasks!r}"
+        )
+    if tasks.step not in (None, 1):
+        raise ValueError(f"tasks: expected a slice of step 1, got {tasks.step!r}")
+    if tasks.stop is None:
+        raise ValueError("tasks: expected a slice with an end, as there are endlessly many, got none")
+    start = 0 if tasks.start is None else check_count("tasks", tasks.start, at_least=0)
+    return start, check_count("tasks", tasks.stop, at_least=start + 1)
+
+
+def _count(number: int, noun: str) -> str:
+    plural = noun.removesuffix("y") + ("ies" if noun.endswith("y") else "s")
+    return f"{number} {noun if number == 1 else plural}"
+
+
+def _short(value: Any) -> str:
+    return f"<{_count(len(value), 'entry')}>" if isinstance(value, dict) else repr(value)
