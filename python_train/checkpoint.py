@@ -2,7 +2,7 @@
 
 One .safetensors file holds it all, so that a file is a state: tensors `encoder.*`, `head.*` and `momentum.*`,
 and a description in JSON. There is no state of random generators: see counters.py.
-`tim_ext.networks.load_encoder` reads the encoder alone.
+`tim_ext.images.networks.load_encoder` reads the encoder alone.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import tim_ext
 from tim_ext import distributed
-from tim_ext.distributed import ranks
+from tim_ext.distributed import ranks, shard
 from tim_ext.distributed.shard import TorchKernels, lanes
 from tim_ext.solver import native
 
@@ -242,7 +242,7 @@ def test_any_separable_task_in_small_segments(problem, method, cached):
     options = problem.options | {"iterations": min(problem.iterations, 30)}
     expected = getattr(tim_ext, method)(features, labels, **options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tim_ext.shard, "SEGMENT_ROWS", 256)
+        patch.setattr(shard, "SEGMENT_ROWS", 256)
         for t, (z, y) in enumerate(zip(features, labels, strict=True)):
             memory = 1 << 30 if cached else 300 * int(y.max() + 1) * 8
             got = getattr(distributed, method)(z, y, cache_bytes=memory, **options)
@@ -477,7 +477,7 @@ def test_a_memory_map_is_read_and_not_copied(tmp_path):
         highest = max(highest, resident() - before)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tim_ext.shard, "SEGMENT_ROWS", 2048)
+        patch.setattr(shard, "SEGMENT_ROWS", 2048)
         result = distributed.adm(pool, labels, iterations=3, callback=look)
     assert (result.predictions.numpy() == truth).mean() > 0.99
     assert highest < 48 << 20

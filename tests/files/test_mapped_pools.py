@@ -61,7 +61,7 @@ def run_within(run_python, margin: int, pool: Path, extra: int, *arguments: str)
         f"{LIMIT}\nlimit({pool.stat().st_size}, {extra}, {margin})\n"
         f"before = status('RssAnon')\ncode = tim_ext.cli.main({list(arguments)!r})\n"
         "print('anonymous', status('RssAnon') - before)\n"
-        f"pool = tim_ext.features.open_pool({str(pool)!r})\n"
+        f"pool = tim_ext.files.features.open_pool({str(pool)!r})\n"
         "try:\n    pool.clone()\nexcept RuntimeError as error:\n    print(error)\nsys.exit(code)"
     )
     # large blocks are given back when they are freed: the limit is for what is in use at once

@@ -258,7 +258,7 @@ def test_defaults_are_those_of_the_paper():
 
 
 def test_docstring_example():
-    results = doctest.testmod(tim_ext.solvers)
+    results = doctest.testmod(tim_ext.solver.solve)
     assert results.attempted > 0
     assert results.failed == 0
 

@@ -19,8 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tim_ext
-from tim_ext import tasks as samplers
-from tim_ext.tasks import balanced, dirichlet, few_classes, meta_dataset
+from tim_ext.tasks import balanced, dirichlet, few_classes, meta_dataset, samplers
 from tim_ext.tasks.samplers import BLOCK
 
 MANY = 10_000

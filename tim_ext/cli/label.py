@@ -1,4 +1,4 @@
-"""`tim-ext label`: from options and files to `tim_ext.labelling.label_pool`, and the report."""
+"""`tim-ext label`: from options and files to `tim_ext.distributed.labelling.label_pool`, and the report."""
 
 from __future__ import annotations
 

@@ -151,8 +151,8 @@ def evaluate(
     Args:
         features: the pool [M, d] that tasks are drawn from; it may be memory-mapped (np.load(.., mmap_mode)).
         labels: [M] integers, the class of each row; rows of a class < 0 are not used.
-        methods: names out of `tim_ext.methods.METHODS`. Differences are to the first. `name=method` gives a
-            method a name of your own, so that it can be there twice, with different hyper-parameters.
+        methods: names out of `tim_ext.evaluation.methods.METHODS`. Differences are to the first.
+            `name=method` gives a method a name of your own, so that it can be there twice.
         sampler: tasks of another kind (see `tim_ext.tasks`), or several under names of your own. `ways`,
             `shots`, `queries` and `seed` then are the sampler's, and not used here.
         ways, shots, queries: balanced tasks of so many classes, support samples and queries per class; one

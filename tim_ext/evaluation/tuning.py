@@ -50,7 +50,7 @@ def tune(
         tasks: the first so many of the sampler.
         hyper: values that are decided; the grid leaves them alone.
         grids: values to try, by method and hyper-parameter, in place of the method's own grid
-            (`tim_ext.methods.METHODS[name].grid`).
+            (`tim_ext.evaluation.methods.METHODS[name].grid`).
         base_mean, memory, progress: as in `tim_ext.evaluate`.
         processes: those that share the work; by default this one does it all.
 

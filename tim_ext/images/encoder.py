@@ -1,7 +1,7 @@
 """Conv-4, the small encoder of the few-shot literature, and the weights of one that was trained on `glyphs`.
 
-    encoder = tim_ext.encoder.glyph_encoder()
-    features = tim_ext.encoder.extract(encoder, tim_ext.glyphs.load("novel").images)  # [M, 256]
+    encoder = tim_ext.images.encoder.glyph_encoder()
+    features = tim_ext.images.encoder.extract(encoder, tim_ext.images.glyphs.load("novel").images)  # [M, 256]
 
 The weights lie in tim_ext/data; glyph_encoder.json beside them has the command that made them, its log, and
 the accuracies they reach. docs/demo.md tells more.

@@ -1,8 +1,8 @@
 """`glyphs`: images of characters for few-shot learning, made from the fonts inside matplotlib, no download.
 
-    base = tim_ext.glyphs.load("base")              # train an encoder on these classes
-    novel = tim_ext.glyphs.load("novel")            # and test it on these: no class in common
-    digits = tim_ext.glyphs.load("digits")          # or on real handwriting (scikit-learn's digits)
+    base = tim_ext.images.glyphs.load("base")              # train an encoder on these classes
+    novel = tim_ext.images.glyphs.load("novel")            # and test it on these: no class in common
+    digits = tim_ext.images.glyphs.load("digits")          # or on real handwriting (scikit-learn's digits)
     novel.images, novel.labels, novel.class_names   # [M, 32, 32] uint8, ink bright; [M]; one name per class
 
 A class is a set of characters that look alike (Latin A, Greek Alpha, Cyrillic A; C and c), found by comparing

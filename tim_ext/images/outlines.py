@@ -1,7 +1,7 @@
 """Outlines of the fonts that ship inside matplotlib, as pictures: font -> edges -> coverage of each pixel.
 
 Only the curves of the font files are used, no hinting, so the pictures do not depend on the version of
-FreeType. Everything is vectorised over glyphs: the 20,000 outlines of `tim_ext.glyphs` take seconds.
+FreeType. Everything is vectorised over glyphs: the 20,000 outlines of `tim_ext.images.glyphs` take seconds.
 """
 
 from __future__ import annotations
