@@ -17,7 +17,6 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 read -ra pythons <<<"${PYTHONS:-3.10 3.12 3.13}"
-oldest_torch=$(sed -nE 's/^dependencies = .*"torch>=([0-9.]+)".*/\1.0/p' "$root/pyproject.toml")
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 export TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-8.0} # that all of them compile, the ordinary build shows
 say() { echo "--- $1 (${SECONDS} s)"; }
@@ -63,6 +62,7 @@ if ! python=$(find_python "${pythons[0]}"); then
   say "Python ${pythons[0]} is not installed: the oldest torch runs on $("$newest/bin/python" -V) instead"
   python=$newest/bin/python
 fi
+oldest_torch=$("$python" -c "import runpy; print(*runpy.run_path('$root/tim_ext/version.py')['OLDEST_TORCH'], 0, sep='.')")
 "$python" -m venv "$work/oldest"
 "$work/oldest/bin/pip" install --quiet "torch==$oldest_torch" numpy & # the network, while the compiler works
 oldest_is_installed=$!

@@ -65,7 +65,7 @@ def estimator(features: Tensor, labels: Tensor, classes: Tensor) -> None:
         refusal = str(error)
     else:
         refusal = "none"
-    assert "scikit-learn" in refusal, f"TIMClassifier without scikit-learn is refused with: {refusal}"
+    assert "sklearn" in refusal, f"TIMClassifier without scikit-learn is refused with: {refusal}"
 
 
 def run_command(*arguments: str) -> str:

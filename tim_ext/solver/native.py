@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..version import OLDEST_TORCH
+
 torch_ops: Any = torch.ops  # untyped in torch
 register_fake: Any = torch.library.register_fake
 
 CPU = torch.device("cpu")
 PACKAGE = Path(__file__).parents[1]  # where the libraries lie
-OLDEST_TORCH = (2, 10)
 BUILD = (
     "`pip install .` (or `pip install -e . --no-build-isolation` to work on it) in the tim_ext source tree"
 )
