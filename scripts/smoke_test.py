@@ -44,7 +44,7 @@ def solvers(features: Tensor, labels: Tensor) -> None:
     for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-3)):
         given = features.to(dtype)
         for form in ("dual", "primal"):
-            check(f"adm {form} {dtype}", tim_ext.adm(given, labels, solver=form), adm, tolerance)
+            check(f"adm {form} {dtype}", tim_ext.adm(given, labels, form=form), adm, tolerance)
         check(f"gd {dtype}", tim_ext.gd(given, labels, iterations=50), gd, tolerance)
         check(f"distributed.adm {dtype}", tim_ext.distributed.adm(given, labels), adm, tolerance)
     alone = tim_ext.adm(features, labels)

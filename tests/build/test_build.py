@@ -39,6 +39,7 @@ def nvcc_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("pyproject.toml", '"torch>={}"'),
         ("README.md", "torch >= {}"),
+        (".github/workflows/ci.yml", '"torch=={}.0"'),
         ("csrc/common/torch_abi.h", "every torch from {} on"),
     ],
 )
