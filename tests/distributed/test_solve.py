@@ -182,7 +182,7 @@ def one_process(name: str) -> dict[str, Tensor]:
     method, make, _, options = CASES[name]
     options = {key: value for key, value in (SHORT | options).items() if key != "cache_bytes"}
     features, labels = make()
-    form = {"solver": "primal"} if method == "adm" else {}
+    form = {"form": "primal"} if method == "adm" else {}
     result = getattr(tim_ext, method)(features, labels, **options, **form)
     whole = {key: getattr(result, key) for key in ("probs", "predictions", "weights", "iterations")}
     return whole | ({} if result.history is None else {"loss": result.history.loss})
@@ -421,7 +421,7 @@ def test_the_others_name_the_lost_rank(size, victim):
 @pytest.mark.parametrize("dtype", [F64, F32, F16, BF16])
 def test_classify_gives_the_probabilities_of_the_solution(dtype, tmp_path):
     features, labels = mixed_task(dtype, **SMALL | {"padding": 0})
-    result = tim_ext.adm(features, labels, solver="primal")
+    result = tim_ext.adm(features, labels, form="primal")
     got = distributed.classify(features, result.weights, outputs=("probs", "predictions", "confidences"))
     torch.testing.assert_close(got.probs, result.probs, rtol=0, atol=1e-12 if dtype == F64 else 1e-6)
     assert torch.equal(got.predictions, result.predictions)

@@ -18,9 +18,9 @@ SCHEDULES = 5
 # Large steps with a large eps: where the gradient is 0 but for rounding, Adam must not take a full step.
 STEPS = {"lr": 1e-2, "eps": 1e-2}
 SOLVERS = {
-    "dual": ("adm", {"solver": "dual"}),
-    "primal": ("adm", {"solver": "primal"}),
-    "auto": ("adm", {"solver": "auto"}),
+    "dual": ("adm", {"form": "dual"}),
+    "primal": ("adm", {"form": "primal"}),
+    "auto": ("adm", {"form": "auto"}),
     "gd": ("gd", STEPS),
     "gd, order 2": ("gd", {**STEPS, "entropy_order": 2.0}),
 }
