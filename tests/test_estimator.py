@@ -448,4 +448,3 @@ def test_method_was_called_solver() -> None:
     with pytest.raises(TypeError, match=r"^solver: expected its new name, method='gd', got solver='gd'$"):
         TIMClassifier(solver="gd")
     assert "solver" not in TIMClassifier().get_params()
-    assert clone(TIMClassifier(method="gd")).method == "gd"
