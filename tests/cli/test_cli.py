@@ -17,8 +17,9 @@ import pytest
 import torch
 
 import tim_ext
-from tim_ext import cli, tasks
-from tim_ext.cli import evaluate as cli_evaluate
+from tim_ext import tasks
+from tim_ext.cli.main import main
+from tim_ext.cli.parsing import memory_size
 from tim_ext.evaluation import tuning
 from tim_ext.evaluation.methods import METHODS, Method
 from tim_ext.solver import native
@@ -27,7 +28,7 @@ from tim_ext.solver.result import Result
 
 @pytest.mark.parametrize("arguments", [[], ["info"]])
 def test_info(arguments, capsys):
-    assert cli.main(arguments) == 0
+    assert main(arguments) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert lines["tim_ext"] == tim_ext.__version__
     assert lines["torch"] == torch.__version__
@@ -36,7 +37,7 @@ def test_info(arguments, capsys):
 
 
 def test_info_names_the_libraries_and_the_capability(capsys):
-    cli.main(["info"])
+    main(["info"])
     out = capsys.readouterr().out
     assert "native library  _C." in out
     assert f"CPU capability  {torch.ops.tim_ext.cpu_capability()}" in out
@@ -47,7 +48,7 @@ def test_info_names_the_libraries_and_the_capability(capsys):
 
 def test_info_reports_an_unusable_library(monkeypatch, capsys):
     monkeypatch.setattr(native, "cpu_failure", "it is missing")
-    assert cli.main(["info"]) == 1
+    assert main(["info"]) == 1
     assert "native library  not usable: it is missing" in capsys.readouterr().out
 
 
@@ -60,7 +61,7 @@ def test_python_m(run_python):
 @pytest.mark.parametrize("arguments", [["fly"], ["--fly"], ["info", "--fly"], ["info", "more"]])
 def test_bad_input_is_one_line_and_exit_code_2(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
-        cli.main(arguments)
+        main(arguments)
     assert ended.value.code == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -71,7 +72,7 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, capsys):
 @pytest.mark.parametrize(("option", "text"), [("--version", tim_ext.__version__), ("--help", "info")])
 def test_options_that_only_print(option, text, capsys):
     with pytest.raises(SystemExit) as ended:
-        cli.main([option])
+        main([option])
     assert ended.value.code == 0
     assert text in capsys.readouterr().out
 
@@ -103,7 +104,7 @@ def saved(directory: Path) -> dict[str, Any]:
 def test_evaluate(file, pool, tmp_path, capsys):
     out = tmp_path / "new" / "out"
     arguments = ["evaluate", file, "--methods", "prototype", "tim-adm", "--shots", "1", "5", "--tasks", "30"]
-    assert cli.main([*arguments, "--ways", "4", "--queries", "10", "--seed", "3", "--out", str(out)]) == 0
+    assert main([*arguments, "--ways", "4", "--queries", "10", "--seed", "3", "--out", str(out)]) == 0
     captured = capsys.readouterr()
     expected = tim_ext.evaluate(**pool, ways=4, queries=10, seed=3, tasks=30)
     report = saved(out)
@@ -136,9 +137,7 @@ def test_evaluate(file, pool, tmp_path, capsys):
     ],
 )
 def test_evaluate_on_other_tasks(file, pool, options, make, tmp_path):
-    assert (
-        cli.main(["evaluate", file, "--shots", "1", "--tasks", "20", "--out", str(tmp_path), *options]) == 0
-    )
+    assert main(["evaluate", file, "--shots", "1", "--tasks", "20", "--out", str(tmp_path), *options]) == 0
     expected = tim_ext.evaluate(**pool, sampler=make(pool["labels"]), tasks=20)
     assert [row["accuracy"] for row in saved(tmp_path)["rows"]] == [row.accuracy for row in expected.rows]
     assert saved(tmp_path)["settings"][0]["sampler"] == make(pool["labels"]).describe()
@@ -161,7 +160,7 @@ def test_evaluate_on_random_tasks(pool, option, tmp_path):
         "--out",
         str(tmp_path),
     ]
-    assert cli.main(arguments + ([f"--{option}", str(tmp_path / "groups.json")] if option else [])) == 0
+    assert main(arguments + ([f"--{option}", str(tmp_path / "groups.json")] if option else [])) == 0
     given = {option: groups, "class_names": names} if option else {}
     sampler = tasks.meta_dataset(pool["labels"], **given)
     expected = tim_ext.evaluate(**pool, sampler=sampler, tasks=20)
@@ -191,7 +190,7 @@ def test_evaluate_sets_hyper_parameters(file, tmp_path):
         "--out",
         str(tmp_path),
     ]
-    assert cli.main(["evaluate", file, *methods, *options]) == 0
+    assert main(["evaluate", file, *methods, *options]) == 0
     chosen = saved(tmp_path)["settings"][0]["methods"]
     assert chosen["mine"]["method"] == "tim-gd"
     assert chosen["mine"]["hyper_parameters"]["betas"] == [0.8, 0.99]
@@ -218,13 +217,13 @@ def test_evaluate_with_a_base_mean(file, pool, kind, tmp_path, capsys):
         np.save(tmp_path / "base.npy", base.mean(axis=0) if kind == "vector" else base)
     path = tmp_path / ("base.npz" if kind == "features" else "base.npy")
     options = ["--methods", "simpleshot", "--tasks", "50", "--shots", "1", "--out", str(tmp_path)]
-    assert cli.main(["evaluate", file, "--base-mean", str(path), *options]) == 0
+    assert main(["evaluate", file, "--base-mean", str(path), *options]) == 0
     assert "no --base-mean" not in capsys.readouterr().out
     expected = tim_ext.evaluate(
         **pool, base_mean=base.mean(axis=0), methods=["simpleshot"], shots=1, tasks=50
     )
     assert saved(tmp_path)["rows"][0]["accuracy"] == expected.rows[0].accuracy
-    assert cli.main(["evaluate", file, *options]) == 0
+    assert main(["evaluate", file, *options]) == 0
     assert "simpleshot: transform=l2, as there is no --base-mean" in capsys.readouterr().out
     assert saved(tmp_path)["rows"][0]["accuracy"] != expected.rows[0].accuracy
 
@@ -239,7 +238,7 @@ def test_evaluate_tunes_on_other_classes_of_the_file(file, pool, tmp_path, capsy
         "--set",
         "tim-adm.iterations=30",
     ]
-    assert cli.main(["evaluate", file, *options, "--tasks", "10", "--seed", "2", "--out", str(tmp_path)]) == 0
+    assert main(["evaluate", file, *options, "--tasks", "10", "--seed", "2", "--out", str(tmp_path)]) == 0
     validation, test = tuning.split_classes(pool["labels"], 0.5, seed=2)
     for shots, setting in zip((1, 5), saved(tmp_path)["settings"], strict=True):
         sampler = tasks.balanced(validation, shots=shots, seed=2)
@@ -278,7 +277,7 @@ def test_evaluate_tunes_on_another_file(file, pool, tmp_path):
         "--tasks",
         "5",
     ]
-    assert cli.main(["evaluate", file, *options, "--out", str(tmp_path)]) == 0
+    assert main(["evaluate", file, *options, "--out", str(tmp_path)]) == 0
     setting = saved(tmp_path)["settings"][0]
     assert setting["tuning"]["path"] == str(tmp_path / "other.npz")
     assert len(setting["tuning"]["trials"]["tim-adm"]) == 8
@@ -296,7 +295,7 @@ def test_evaluate_reports_what_ctrl_c_left(file, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setitem(METHODS, "stops", Method("stops", method))
     arguments = ["evaluate", file, "--methods", "tim-adm", "stops", "--set", "tim-adm.iterations=5"]
-    assert cli.main([*arguments, "--tasks", "1000", "--out", str(tmp_path)]) == 130
+    assert main([*arguments, "--tasks", "1000", "--out", str(tmp_path)]) == 130
     captured = capsys.readouterr()
     assert "5-way 1-shot, 256 of 1000 tasks" in captured.out
     assert captured.err == "tim-ext evaluate: interrupted, the table holds what was done\n"
@@ -309,7 +308,7 @@ def test_evaluate_interrupted_at_once(file, tmp_path, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setitem(METHODS, "stops", Method("stops", method))
-    assert cli.main(["evaluate", file, "--methods", "stops", "--out", str(tmp_path / "out")]) == 130
+    assert main(["evaluate", file, "--methods", "stops", "--out", str(tmp_path / "out")]) == 130
     assert capsys.readouterr() == ("", "tim-ext evaluate: interrupted\n")
     assert not list((tmp_path / "out").iterdir())
 
@@ -318,7 +317,7 @@ def test_evaluate_draws(file, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     directory = tmp_path / "plots"
     options = ["--tasks", "5", "--shots", "1", "--ways", "2", "--set", "tim-adm.iterations=5"]
-    assert cli.main(["evaluate", file, *options, "--plots", str(directory)]) == 0
+    assert main(["evaluate", file, *options, "--plots", str(directory)]) == 0
     out, files = capsys.readouterr().out, list(directory.iterdir())
     assert (directory / "accuracy.png") in files
     assert all(str(path) in out for path in files)
@@ -326,7 +325,7 @@ def test_evaluate_draws(file, tmp_path, capsys):
 
 def test_evaluate_threads(file, set_threads):
     before = torch.get_num_threads()
-    assert cli.main(["evaluate", file, "--tasks", "2", "--threads", str(before + 1)]) == 0
+    assert main(["evaluate", file, "--tasks", "2", "--threads", str(before + 1)]) == 0
     assert torch.get_num_threads() == before + 1
     set_threads(before)
 
@@ -387,7 +386,7 @@ def test_evaluate_threads(file, set_threads):
 )
 def test_evaluate_refuses_in_one_line(file, options, message, capsys):
     options = [option.replace("{file}", file) for option in options]
-    assert cli.main(["evaluate", file, *options]) == 2
+    assert main(["evaluate", file, *options]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert re.fullmatch(f"tim-ext evaluate: {message}\n", captured.err), captured.err
@@ -413,7 +412,7 @@ def test_evaluate_refuses_files_in_one_line(pool, name, change, message, tmp_pat
     if change is not None:
         with (tmp_path / name).open("wb") as file:
             np.savez(file, **{**pool, **change})
-    assert cli.main(["evaluate", str(tmp_path / name)]) == 2
+    assert main(["evaluate", str(tmp_path / name)]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert re.fullmatch(f"tim-ext evaluate: {message}\n", captured.err), captured.err
@@ -421,7 +420,7 @@ def test_evaluate_refuses_files_in_one_line(pool, name, change, message, tmp_pat
 
 def test_evaluate_refuses_a_pickle(tmp_path, capsys):
     torch.save({"features": torch.zeros(4, 2), "labels": Path("x")}, tmp_path / "pool.pt")
-    assert cli.main(["evaluate", str(tmp_path / "pool.pt")]) == 2
+    assert main(["evaluate", str(tmp_path / "pool.pt")]) == 2
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1
     assert "weights-only" in captured.err
@@ -432,7 +431,7 @@ def test_evaluate_refuses_a_pickle(tmp_path, capsys):
 )
 def test_evaluate_refuses_options_in_one_line(file, options, capsys):
     with pytest.raises(SystemExit) as ended:
-        cli.main(["evaluate", *(option.replace("{file}", file) for option in options)])
+        main(["evaluate", *(option.replace("{file}", file) for option in options)])
     assert ended.value.code == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("tim-ext evaluate: ")
@@ -443,7 +442,7 @@ def test_evaluate_refuses_options_in_one_line(file, options, capsys):
     ("text", "size"), [("1000", 1000), ("2k", 2048), ("512MB", 2**29), ("1.5 GB", 3 * 2**29), ("10B", 10)]
 )
 def test_memory_size(text, size):
-    assert cli_evaluate.memory_size(text) == size
+    assert memory_size(text) == size
 
 
 def test_a_process_of_its_own_shows_no_traceback(run_python, tmp_path):

@@ -183,11 +183,3 @@ def test_example_marks_what_each_method_got_right():
     marks = [text for text in page.texts if text[:1] in "✓✗"]
     assert marks == ["✓ b", "✗ <", "✗ <"]
     Page(report.example_legend("old", "new"))
-
-
-def test_write_is_all_or_nothing(tmp_path):
-    path = report.write(tmp_path / "page.html", "first")
-    with pytest.raises(UnicodeEncodeError):
-        report.write(path, "\ud800")
-    assert path.read_text() == "first"
-    assert list(tmp_path.iterdir()) == [path]

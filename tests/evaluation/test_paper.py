@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from tim_ext import cli, evaluate
+from tim_ext import evaluate
+from tim_ext.cli import paper as command
+from tim_ext.cli.main import main
 from tim_ext.evaluation import paper
 from tim_ext.evaluation.methods import METHODS
 from tim_ext.evaluation.paper_tables import (
@@ -54,7 +56,7 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(*arguments: str) -> int:
     parser = argparse.ArgumentParser()
-    paper.add_command(parser.add_subparsers())
+    command.add_command(parser.add_subparsers())
     options = parser.parse_args(["paper", *arguments])
     options.command = ["tim-ext", "paper", *arguments]
     return int(options.run(options))
@@ -347,7 +349,7 @@ def test_bad_input(features: Path, arguments: list[str], message: str) -> None:
 
 
 def test_bad_input_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["paper", "mini=nowhere.npz"]) == 2
+    assert main(["paper", "mini=nowhere.npz"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("tim-ext paper: ")

@@ -22,9 +22,10 @@ from torch import Tensor
 
 import tim_ext
 from tim_ext import tasks
+from tim_ext.evaluation import compare, tuning
 from tim_ext.evaluation import run as evaluation
-from tim_ext.evaluation import tuning
 from tim_ext.evaluation.methods import METHODS, Method
+from tim_ext.evaluation.statistics import accuracies
 from tim_ext.solver.result import Result
 from tim_ext.tasks import Tasks
 
@@ -82,7 +83,7 @@ def test_accuracies(pool, kind):
         for labels, classes in zip(drawn.labels, drawn.classes, strict=True)
     ]
     batch = predictions if isinstance(drawn.labels, list) else torch.stack(predictions)
-    found = evaluation.accuracies(batch, drawn)
+    found = accuracies(batch, drawn)
     assert found.dtype == torch.float64
     np.testing.assert_allclose(found, by_hand(predictions, drawn), rtol=1e-12)
 
@@ -663,7 +664,7 @@ def test_the_python_of_the_page_runs(capsys):
 
 
 def test_the_example_of_the_docstring():
-    failed, ran = doctest.testmod(evaluation)
+    failed, ran = doctest.testmod(compare)
     assert failed == 0
     assert ran > 0
 

@@ -11,8 +11,9 @@ import torch
 pytest.importorskip("safetensors")
 
 from tim_ext.errors import UserError
-from tim_ext.files import tensors as files
-from tim_ext.files.tensors import hash_named, read_tensors, remove_leftovers, write_atomically, write_tensors
+from tim_ext.files import atomic as files
+from tim_ext.files.atomic import remove_leftovers, write_atomically
+from tim_ext.files.tensors import hash_named, read_tensors, write_tensors
 
 safetensors_torch = pytest.importorskip("safetensors.torch")
 
