@@ -1,11 +1,10 @@
-"""`tim-ext`: what it prints and how it ends."""
+"""`tim-ext evaluate`: what it prints, writes and refuses."""
 
 from __future__ import annotations
 
 import csv
 import json
 import os
-import platform
 import re
 import signal
 from dataclasses import asdict
@@ -19,63 +18,9 @@ import torch
 import tim_ext
 from tim_ext import tasks
 from tim_ext.cli.main import main
-from tim_ext.cli.parsing import memory_size
 from tim_ext.evaluation import tuning
 from tim_ext.evaluation.methods import METHODS, Method
-from tim_ext.solver import native
 from tim_ext.solver.result import Result
-
-
-@pytest.mark.parametrize("arguments", [[], ["info"]])
-def test_info(arguments, capsys):
-    assert main(arguments) == 0
-    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert lines["tim_ext"] == tim_ext.__version__
-    assert lines["torch"] == torch.__version__
-    assert lines["python"] == platform.python_version()
-    assert lines["threads"] == str(torch.get_num_threads())
-
-
-def test_info_names_the_libraries_and_the_capability(capsys):
-    main(["info"])
-    out = capsys.readouterr().out
-    assert "native library  _C." in out
-    assert f"CPU capability  {torch.ops.tim_ext.cpu_capability()}" in out
-    assert f"CUDA torch      {torch.version.cuda or 'no, torch is built without CUDA'}" in out
-    assert "CUDA library" in out
-    assert ("CUDA device     none" in out) == (not torch.cuda.is_available())
-
-
-def test_info_reports_an_unusable_library(monkeypatch, capsys):
-    monkeypatch.setattr(native, "cpu_failure", "it is missing")
-    assert main(["info"]) == 1
-    assert "native library  not usable: it is missing" in capsys.readouterr().out
-
-
-def test_python_m(run_python):
-    ended = run_python("-m", "tim_ext")
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.startswith(f"tim_ext         {tim_ext.__version__}\n")
-
-
-@pytest.mark.parametrize("arguments", [["fly"], ["--fly"], ["info", "--fly"], ["info", "more"]])
-def test_bad_input_is_one_line_and_exit_code_2(arguments, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("tim-ext")
-    assert captured.err.count("\n") == 1
-
-
-@pytest.mark.parametrize(("option", "text"), [("--version", tim_ext.__version__), ("--help", "info")])
-def test_options_that_only_print(option, text, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main([option])
-    assert ended.value.code == 0
-    assert text in capsys.readouterr().out
-
 
 # tim-ext evaluate ---------------------------------------------------------------------------------
 
@@ -436,23 +381,3 @@ def test_evaluate_refuses_options_in_one_line(file, options, capsys):
     captured = capsys.readouterr()
     assert captured.err.startswith("tim-ext evaluate: ")
     assert captured.err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("1000", 1000), ("2k", 2048), ("512MB", 2**29), ("1.5 GB", 3 * 2**29), ("10B", 10)]
-)
-def test_memory_size(text, size):
-    assert memory_size(text) == size
-
-
-def test_a_process_of_its_own_shows_no_traceback(run_python, tmp_path):
-    ended = run_python("-m", "tim_ext", "evaluate", str(tmp_path / "none.npz"))
-    assert ended.returncode == 2
-    assert ended.stdout == ""
-    assert ended.stderr == f"tim-ext evaluate: {tmp_path / 'none.npz'}: no such file\n"
-
-
-def test_the_estimator_is_there_without_being_imported(run_python):
-    code = "import sys, tim_ext; assert 'sklearn' not in sys.modules; assert 'TIMClassifier' in dir(tim_ext)"
-    ended = run_python("-c", code)
-    assert ended.returncode == 0, ended.stderr
