@@ -51,7 +51,7 @@ def test_both_shapes_of_class_prior_refuse_alike(tmp_path, lines, message):
 
 def test_class_prior_that_is_neither(tmp_path):
     with pytest.raises(
-        ValueError, match=rr"--class-prior: expected a CSV file or NAME=SHARE .*, got 'none.csv'"
+        ValueError, match=r"--class-prior: expected a CSV file or NAME=SHARE .*, got 'none.csv'"
     ):
         class_prior("none.csv")
     with pytest.raises(ValueError, match=r"--class-prior: expected NAME=SHARE, got 'none.csv'"):
