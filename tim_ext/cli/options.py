@@ -109,7 +109,7 @@ def add_class_prior(add: Any, where: str) -> None:
     add.add_argument(
         "--class-prior",
         nargs="+",
-        metavar="FILE | NAME=SHARE",
+        metavar=("FILE|NAME=SHARE", "NAME=SHARE"),
         help=f"proportions of the classes {where}, if known, or counts: a CSV file label,proportion, or "
         "NAME=SHARE of every class (default: equal)",
     )
