@@ -155,13 +155,13 @@ def forms(samples: int, dim: int, ways: int, iterations: int, *, quick: bool = F
     """One task on one thread: the dual form, the primal form, and what `auto` makes of it."""
     shape = Shape(1, ways=ways, shots=1, queries=samples // ways - 1, dim=dim)
 
-    def call(solver: str) -> Callable[[Tasks], tim_ext.Result]:
-        return lambda tasks: tim_ext.adm(*tasks.one(), iterations=iterations, solver=solver)
+    def call(form: str) -> Callable[[Tasks], tim_ext.Result]:
+        return lambda tasks: tim_ext.adm(*tasks.one(), iterations=iterations, form=form)
 
     x: dict[str, float] = {"N": shape.samples, "d": dim, "K": ways, "iterations": iterations}
 
     def check(who: str, result: tim_ext.Result, tasks: Tasks) -> None:
-        dual, primal = (call(solver)(tasks) for solver in ("dual", "primal"))
+        dual, primal = (call(form)(tasks) for form in ("dual", "primal"))
         if who == "auto":  # the two forms differ in their last bits: that tells which one it was
             x["picks_dual"] = torch.equal(result.probs, dual.probs)
             assert x["picks_dual"] or torch.equal(result.probs, primal.probs), "neither of the two forms"
@@ -170,7 +170,7 @@ def forms(samples: int, dim: int, ways: int, iterations: int, *, quick: bool = F
             f"{alike:.2%} of the predictions are those of the primal form, expected {ALIKE:.0%}"
         )
 
-    candidates = {solver: Candidate(call(solver), x=x) for solver in ("dual", "primal", "auto")}
+    candidates = {form: Candidate(call(form), x=x) for form in ("dual", "primal", "auto")}
     name = f"N = {shape.samples}, d = {dim}, K = {ways}, {iterations} iterations"
     return Comparison(name, shape.make, candidates, check, quick=quick, seconds=0.4)
 

@@ -13,11 +13,11 @@ labels[25:] = -1  # 5 support samples per class, 75 queries
 
 truth = tim_ext.reference.adm(features, labels)
 for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-3)):
-    for solver in ("dual", "primal"):
-        result = tim_ext.adm(features.to(dtype), labels, solver=solver)
+    for form in ("dual", "primal"):
+        result = tim_ext.adm(features.to(dtype), labels, form=form)
         error = float((result.probs.double() - truth.probs).abs().max())
-        assert error <= tolerance, f"{dtype} {solver}: probabilities differ by {error:.1e}"
-        assert torch.equal(result.predictions, truth.predictions), f"{dtype} {solver}: predictions differ"
+        assert error <= tolerance, f"{dtype} {form}: probabilities differ by {error:.1e}"
+        assert torch.equal(result.predictions, truth.predictions), f"{dtype} {form}: predictions differ"
 print(
     f"smoke test passed: tim_ext {tim_ext.__version__} in torch {torch.__version__}, "
     f"{torch.ops.tim_ext.cpu_capability()}, {tim_ext.__file__}"

@@ -108,7 +108,7 @@ COMMON = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    ("solver", "arguments"),
+    ("method", "arguments"),
     [
         ("adm", {}),
         ("adm", COMMON | {"beta": 0.8}),
@@ -117,11 +117,11 @@ COMMON = {
         ("gd", COMMON | {"entropy_order": 2.0, "lr": 1e-3}),
     ],
 )
-def test_fit_is_the_solver(solver, arguments, dtype) -> None:
+def test_fit_is_the_solver(method, arguments, dtype) -> None:
     made, X, y = task(dtype=dtype)
-    model = TIMClassifier(solver, **arguments)
+    model = TIMClassifier(method, **arguments)
     assert model.fit(X, names(y)) is model
-    result = getattr(tim_ext, solver)(made.features, made.labels, **arguments)
+    result = getattr(tim_ext, method)(made.features, made.labels, **arguments)
     assert np.array_equal(model.label_distributions_, result.probs)
     assert np.array_equal(model.weights_, result.weights)
     assert np.array_equal(model.transduction_, NAMES[result.predictions])
@@ -133,7 +133,7 @@ def test_fit_is_the_solver(solver, arguments, dtype) -> None:
 def test_defaults_are_those_of_the_solvers() -> None:
     for name, parameter in inspect.signature(TIMClassifier).parameters.items():
         for params in (ADM, GD):
-            if name not in ("solver", "iterations") and hasattr(params, name):
+            if name not in ("method", "iterations") and hasattr(params, name):
                 assert parameter.default == getattr(params, name)
     _, X, y = task()
     assert TIMClassifier().fit(X, y).n_iter_ == 150
@@ -176,11 +176,11 @@ def distance_softmax(X: np.ndarray, weights: np.ndarray, temperature: float, nor
 
 
 @pytest.mark.parametrize("normalize", [True, False])
-@pytest.mark.parametrize("solver", ["adm", "gd"])
+@pytest.mark.parametrize("method", ["adm", "gd"])
 @pytest.mark.parametrize(("dtype", "error"), [(np.float64, 1e-13), (np.float32, 2e-5)])
-def test_new_samples_get_the_distance_softmax(solver, normalize, dtype, error) -> None:
+def test_new_samples_get_the_distance_softmax(method, normalize, dtype, error) -> None:
     _, X, y = task()
-    model = TIMClassifier(solver, normalize=normalize, temperature=7.0).fit(X.astype(dtype), y)
+    model = TIMClassifier(method, normalize=normalize, temperature=7.0).fit(X.astype(dtype), y)
     new = task(seed=1)[1].astype(dtype)
     p = model.predict_proba(new)
     assert p.dtype == dtype
@@ -189,10 +189,10 @@ def test_new_samples_get_the_distance_softmax(solver, normalize, dtype, error) -
     assert np.array_equal(model.predict(new), p.argmax(axis=1))
 
 
-@pytest.mark.parametrize("solver", ["adm", "gd"])
-def test_the_samples_of_fit_get_their_transduction(solver) -> None:
+@pytest.mark.parametrize("method", ["adm", "gd"])
+def test_the_samples_of_fit_get_their_transduction(method) -> None:
     _, X, y = task()
-    model = TIMClassifier(solver).fit(X, names(y))
+    model = TIMClassifier(method).fit(X, names(y))
     np.testing.assert_allclose(model.predict_proba(X), model.label_distributions_, atol=1e-10)
     assert np.array_equal(model.predict(X), model.transduction_)
     assert np.array_equal(model.predict(X[[4]]), model.transduction_[[4]])
@@ -320,7 +320,7 @@ def test_labels_that_are_refused(y, message) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"solver": "lbfgs"}, ValueError, "solver: expected 'adm' or 'gd', got 'lbfgs'"),
+        ({"method": "lbfgs"}, ValueError, "method: expected 'adm' or 'gd', got 'lbfgs'"),
         ({"lam": -1.0}, ValueError, "lam: expected a finite number >= 0, got -1.0"),
         ({"alpha": "0.1"}, TypeError, "alpha: expected a finite number, got str '0.1'"),
         ({"temperature": 0}, ValueError, "temperature: expected a finite number > 0, got 0.0"),
@@ -333,11 +333,11 @@ def test_labels_that_are_refused(y, message) -> None:
             ValueError,
             "class_prior: expected shape [5], one proportion for each class",
         ),
-        # also those that the other solver uses
-        ({"solver": "gd", "beta": 0}, ValueError, "beta: expected a finite number > 0, got 0.0"),
+        # also those that the other method uses
+        ({"method": "gd", "beta": 0}, ValueError, "beta: expected a finite number > 0, got 0.0"),
         ({"lr": -1}, ValueError, "lr: expected a finite number >= 0, got -1.0"),
         ({"entropy_order": 0}, ValueError, "entropy_order: expected a finite number > 0, got 0.0"),
-        ({"entropy_order": 2.0}, ValueError, "entropy_order: expected 1 with solver='adm', got 2.0"),
+        ({"entropy_order": 2.0}, ValueError, "entropy_order: expected 1 with method='adm', got 2.0"),
     ],
 )
 def test_hyper_parameters_are_checked_by_fit(arguments, error, message) -> None:
@@ -369,7 +369,7 @@ def test_clone_and_pickle() -> None:
     assert np.array_equal(again.transduction_, model.transduction_)
     fresh = clone(model).set_params(iterations=3)
     assert not hasattr(fresh, "classes_")
-    assert (fresh.solver, fresh.fit(X, y).n_iter_) == ("gd", 3)
+    assert (fresh.method, fresh.fit(X, y).n_iter_) == ("gd", 3)
 
 
 def test_score_leaves_unlabelled_samples_out() -> None:
@@ -442,3 +442,9 @@ def test_example() -> None:
     results = doctest.testmod(tim_ext.estimator)
     assert results.attempted > 0
     assert results.failed == 0
+
+
+def test_method_was_called_solver() -> None:
+    with pytest.raises(TypeError, match=r"^solver: expected its new name, method='gd', got solver='gd'$"):
+        TIMClassifier(solver="gd")
+    assert "solver" not in TIMClassifier().get_params()

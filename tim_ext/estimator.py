@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 from . import reference
 from .errors import require
 from .solver.inputs import PADDING, QUERY
-from .solver.params import ADM, GD, AdmParams, GdParams
+from .solver.params import ADM, GD, AdmParams, GdParams, TimParams
+from .solver.renames import renamed
 from .solver.solve import adm, gd
 
 require("sklearn", extra="evaluate")
@@ -36,7 +38,7 @@ class TIMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
     sample is unlabelled, the classifier is the nearest prototype.
 
     Args:
-        solver: "adm" (fast) or "gd" (gradient descent: slower, in the paper the more accurate).
+        method: "adm" (fast) or "gd" (gradient descent: slower, in the paper the more accurate).
         normalize: scale the features of a sample to unit length (a zero vector stays zero).
         lam: weight of the cross entropy on the labelled samples.
         alpha: weight of the conditional entropy of the unlabelled samples; 0 leaves it out.
@@ -79,9 +81,10 @@ class TIMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
     weights_: Array
     n_iter_: int
 
+    @renamed(solver="method")
     def __init__(
         self,
-        solver: str = "adm",
+        method: str = "adm",
         *,
         normalize: bool = True,
         lam: float = ADM.lam,
@@ -95,7 +98,7 @@ class TIMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
         iterations: int | None = None,
         tol: float = ADM.tol,
     ) -> None:
-        self.solver = solver
+        self.method = method
         self.normalize = normalize
         self.lam = lam
         self.alpha = alpha
@@ -117,7 +120,7 @@ class TIMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
             y: [N], the class of each sample, a number or a string, or the number -1 for an unlabelled one.
                 An array of strings that also holds -1 needs dtype=object; a list may simply mix them.
         """
-        solve, hyper_parameters = self._solver()
+        solve, hyper_parameters = self._method()
         X = validate_data(self, X, dtype=FLOATS)
         y, known = read_labels(y)
         check_consistent_length(X, y)
@@ -174,20 +177,23 @@ class TIMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
             sample_weight = column_or_1d(sample_weight)[known]
         return float(accuracy_score(y[known], predictions[known], sample_weight=sample_weight))
 
-    def _solver(self) -> tuple[Callable[..., Any], dict[str, Any]]:
+    def _method(self) -> tuple[Callable[..., Any], dict[str, Any]]:
         """The function that solves and its arguments. The values meant for the other one are checked too."""
-        if self.solver not in ("adm", "gd"):
-            raise ValueError(f"solver: expected 'adm' or 'gd', got {self.solver!r}")
-        names = ["lam", "alpha", "temperature", "marginal_weight", "tol"]
-        names += [] if self.iterations is None else ["iterations"]
-        common = {name: getattr(self, name) for name in names}
-        for_adm = common | {"beta": self.beta}
-        for_gd = common | {"entropy_order": self.entropy_order, "lr": self.lr}
+        if self.method not in ("adm", "gd"):
+            raise ValueError(f"method: expected 'adm' or 'gd', got {self.method!r}")
+        for_adm, for_gd = self._hyper_parameters(AdmParams), self._hyper_parameters(GdParams)
         AdmParams(**for_adm)
-        if GdParams(**for_gd).entropy_order != 1 and self.solver == "adm":
-            raise ValueError(f"entropy_order: expected 1 with solver='adm', got {self.entropy_order}")
+        if GdParams(**for_gd).entropy_order != 1 and self.method == "adm":
+            raise ValueError(f"entropy_order: expected 1 with method='adm', got {self.entropy_order}")
         task = {"normalize": self.normalize, "class_prior": self.class_prior}
-        return (adm, for_adm | task) if self.solver == "adm" else (gd, for_gd | task)
+        return (adm, for_adm | task) if self.method == "adm" else (gd, for_gd | task)
+
+    def _hyper_parameters(self, params: type[TimParams]) -> dict[str, Any]:
+        """Those of a solver that the estimator has too; `iterations` only if it is not the solver's own."""
+        named = {
+            field.name: getattr(self, field.name) for field in fields(params) if hasattr(self, field.name)
+        }
+        return {name: value for name, value in named.items() if (name, value) != ("iterations", None)}
 
 
 def read_labels(y: Any) -> tuple[Array, NDArray[np.bool_]]:

@@ -1,4 +1,4 @@
-"""TIM in plain torch, written to be read: every step is an equation of DESIGN, section 2.
+"""TIM in plain torch, written to be read: every line is an equation.
 
 Same signatures, same checks and same results as `tim_ext.adm` and `tim_ext.gd`, one task after the other, on
 any device and without the native library. In float64 it is the truth of the tests.
@@ -22,6 +22,7 @@ from .solver.batch import make_batch, make_result, refuse
 from .solver.inputs import PADDING, QUERY
 from .solver.params import ADM, GD, OUTPUTS, AdmParams, GdParams, TimParams, check_outputs
 from .solver.refusals import find_problem
+from .solver.renames import renamed
 from .solver.result import Result
 
 Params = TypeVar("Params", bound=TimParams)
@@ -29,6 +30,7 @@ Params = TypeVar("Params", bound=TimParams)
 Solution = tuple[Tensor, Tensor, int, Tensor]
 
 
+@renamed(solver="form")
 def adm(
     features: Any,
     labels: Any,
@@ -44,12 +46,12 @@ def adm(
     class_prior: Any = None,
     iterations: int = ADM.iterations,
     tol: float = ADM.tol,
-    solver: str = ADM.solver,
+    form: str = ADM.form,
     history: bool = False,
     outputs: Sequence[str] = OUTPUTS,
 ) -> Result:
-    """As `tim_ext.adm`; `solver` is checked but changes nothing: the weights are always explicit here."""
-    params = AdmParams(
+    """As `tim_ext.adm`; `form` is checked but changes nothing: the weights are always explicit here."""
+    params = ADM.given(
         lam=lam,
         alpha=alpha,
         temperature=temperature,
@@ -57,10 +59,10 @@ def adm(
         tol=tol,
         iterations=iterations,
         beta=beta,
-        solver=solver,
+        form=form,
     )
     task = features, labels, index, num_classes, class_prior
-    return _solve(solve_adm, params, task, normalize, history, outputs)
+    return _solve(solve_adm, params, task, normalize=normalize, history=history, outputs=outputs)
 
 
 def gd(
@@ -85,7 +87,7 @@ def gd(
     outputs: Sequence[str] = OUTPUTS,
 ) -> Result:
     """As `tim_ext.gd`, with the gradient from autograd and the steps from torch.optim.Adam."""
-    params = GdParams(
+    params = GD.given(
         lam=lam,
         alpha=alpha,
         temperature=temperature,
@@ -98,13 +100,14 @@ def gd(
         eps=eps,
     )
     task = features, labels, index, num_classes, class_prior
-    return _solve(solve_gd, params, task, normalize, history, outputs)
+    return _solve(solve_gd, params, task, normalize=normalize, history=history, outputs=outputs)
 
 
 def _solve(
     solve: Callable[[Tensor, Tensor, int, Tensor | None, Params], Solution],
     params: Params,
     task: tuple[Any, ...],
+    *,
     normalize: bool,
     history: bool,
     outputs: Sequence[str],
@@ -154,7 +157,9 @@ def solve_adm(
     terms[0] = loss_terms(log_p, a, support, query, prior)
 
     for t in range(1, params.iterations + 1 if query.any() else 1):
-        a[query] = q_update(log_p[query], params.alpha, params.beta, params.marginal_weight, prior)
+        a[query] = q_update(
+            log_p[query], alpha=params.alpha, beta=params.beta, m=params.marginal_weight, prior=prior
+        )
         w = w_update(z, w, log_p.exp(), a, c)
         old_log_p, log_p = log_p, log_distance_softmax(z, w, params.temperature)
         terms[t] = loss_terms(log_p, a, support, query, prior)

@@ -117,7 +117,7 @@ def test_evaluate_sets_hyper_parameters(file, tmp_path):
         "tim-adm.temperature=7.5",
         "tim-adm.iterations=20",
         "tim-adm.normalize=false",
-        "tim-adm.solver=primal",
+        "tim-adm.form=primal",
         "tim-adm.class_prior=0.4,0.3,0.1,0.1,0.1",
         "mine.betas=0.8,0.99",
         "mine.class_prior=oracle",
@@ -146,7 +146,7 @@ def test_evaluate_sets_hyper_parameters(file, tmp_path):
             "temperature": 7.5,
             "iterations": 20,
             "normalize": False,
-            "solver": "primal",
+            "form": "primal",
             "class_prior": [0.4, 0.3, 0.1, 0.1, 0.1],
             "alpha": 0.1,
         }.items()

@@ -97,7 +97,7 @@ def test_labels_are_those_of_the_solver(files, tmp_path, capsys):
 
 
 def solver_of(form: str) -> Callable[..., Any]:
-    return lambda *task, **hyper: tim_ext.adm(*task, solver=form, **hyper)
+    return lambda *task, **hyper: tim_ext.adm(*task, form=form, **hyper)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from helpers.backends import Backend
 from helpers.make_tasks import Task
@@ -14,13 +15,15 @@ import tim_ext
 from tim_ext import reference
 from tim_ext.solver.params import GdParams
 
+DTYPES = [torch.float32, torch.float64]
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 SCHEDULES = 5
 # Large steps with a large eps: where the gradient is 0 but for rounding, Adam must not take a full step.
 STEPS = {"lr": 1e-2, "eps": 1e-2}
 SOLVERS = {
-    "dual": ("adm", {"solver": "dual"}),
-    "primal": ("adm", {"solver": "primal"}),
-    "auto": ("adm", {"solver": "auto"}),
+    "dual": ("adm", {"form": "dual"}),
+    "primal": ("adm", {"form": "primal"}),
+    "auto": ("adm", {"form": "auto"}),
     "gd": ("gd", STEPS),
     "gd, order 2": ("gd", {**STEPS, "entropy_order": 2.0}),
 }

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 import tim_ext
 from tim_ext import reference
 
-SOLVERS = ["dual", "primal", "auto"]
+FORMS = ["dual", "primal", "auto"]
 
 
 def assert_close(result, expected, atol):
@@ -31,12 +31,12 @@ def assert_close(result, expected, atol):
 @settings(max_examples=200)
 def test_float64_equals_the_reference(problem: Problem):
     expected = reference.adm(*problem.arguments, **problem.options)
-    for solver in SOLVERS:
-        result = tim_ext.adm(*problem.arguments, **problem.options, solver=solver)
+    for form in FORMS:
+        result = tim_ext.adm(*problem.arguments, **problem.options, form=form)
         assert_close(result, expected, atol=1e-9)
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     ("shots", "queries", "d"),
     [
@@ -46,11 +46,11 @@ def test_float64_equals_the_reference(problem: Problem):
         ((5,) * 20, 200, 64),
     ],
 )
-def test_float32_is_as_exact_as_the_reference_in_float32(solver, shots, queries, d):
+def test_float32_is_as_exact_as_the_reference_in_float32(form, shots, queries, d):
     features, labels, tasks = make_batch(range(24), shots=shots, queries=queries, d=d, noise=1.2)
     truth = reference.adm(features, labels)
     plain = reference.adm(features.float(), labels)
-    result = tim_ext.adm(features.float(), labels, solver=solver)
+    result = tim_ext.adm(features.float(), labels, form=form)
     assert result.probs.dtype == result.weights.dtype == torch.float32
 
     def median_error(probs):
@@ -65,30 +65,30 @@ def test_float32_is_as_exact_as_the_reference_in_float32(solver, shots, queries,
     assert same.double().mean() >= 0.999
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("classes", [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 33, 64, 100, 130])
-def test_every_number_of_classes(solver, classes):
+def test_every_number_of_classes(form, classes):
     task = make_task(classes, shots=[1 + k % 3 for k in range(classes)], queries=2 * classes + 1, d=140)
     options = {"iterations": 20}
     expected = reference.adm(task.features, task.labels, **options)
-    assert_close(tim_ext.adm(task.features, task.labels, solver=solver, **options), expected, atol=1e-9)
+    assert_close(tim_ext.adm(task.features, task.labels, form=form, **options), expected, atol=1e-9)
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("d", [1, 2, 3, 7, 15, 16, 17, 31, 33, 127, 129, 1000])
-def test_every_dimension(solver, d):
+def test_every_dimension(form, d):
     task = make_task(d, shots=(2, 1, 3), queries=13, d=d)
     options = {"iterations": 20, "normalize": False}
     expected = reference.adm(task.features, task.labels, **options)
-    assert_close(tim_ext.adm(task.features, task.labels, solver=solver, **options), expected, atol=1e-9)
+    assert_close(tim_ext.adm(task.features, task.labels, form=form, **options), expected, atol=1e-9)
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_many_samples(solver):
+@pytest.mark.parametrize("form", FORMS)
+def test_many_samples(form):
     task = make_task(0, shots=(4, 4, 4, 4), queries=3000, d=24)
     options = {"iterations": 20}
     expected = reference.adm(task.features, task.labels, **options)
-    assert_close(tim_ext.adm(task.features, task.labels, solver=solver, **options), expected, atol=1e-9)
+    assert_close(tim_ext.adm(task.features, task.labels, form=form, **options), expected, atol=1e-9)
 
 
 # Options --------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def test_many_samples(solver):
 TASK = make_task(11, shots=(3, 1, 4, 2), queries=30, d=20, noise=0.4)
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     "options",
     [
@@ -116,10 +116,10 @@ TASK = make_task(11, shots=(3, 1, 4, 2), queries=30, d=20, noise=0.4)
     ids=str,
 )
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_options(solver, options, dtype):
+def test_options(form, options, dtype):
     features = TASK.features.to(dtype)
     expected = reference.adm(TASK.features, TASK.labels, **options)
-    result = tim_ext.adm(features, TASK.labels, solver=solver, **options)
+    result = tim_ext.adm(features, TASK.labels, form=form, **options)
     torch.testing.assert_close(
         result.probs.double(), expected.probs, rtol=0, atol=1e-9 if dtype == torch.float64 else 1e-4
     )
@@ -151,19 +151,19 @@ def test_no_iteration_gives_the_prototypes():
     torch.testing.assert_close(result.probs, (-7.5 * distances**2).softmax(dim=1), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_tol_stops_each_task_by_itself(solver):
+@pytest.mark.parametrize("form", FORMS)
+def test_tol_stops_each_task_by_itself(form):
     shape = {"shots": (3, 1, 4, 2), "queries": 30, "d": 20}
     tasks = [make_task(seed, **shape, noise=noise) for seed, noise in enumerate([0.1, 0.4, 0.7, 1.0])]
     features, labels = torch.stack([t.features for t in tasks]), torch.stack([t.labels for t in tasks])
-    options = {"tol": 1e-3, "solver": solver}
+    options = {"tol": 1e-3, "form": form}
     result, expected = (adm(features, labels, **options) for adm in (tim_ext.adm, reference.adm))
     assert_close(result, expected, atol=1e-9)
     assert result.iterations.max() < 150
     assert result.iterations.unique().numel() > 1
     for t, ran in enumerate(result.iterations.tolist()):
         at = [
-            tim_ext.adm(features[t], labels[t], iterations=ran - back, solver=solver).probs
+            tim_ext.adm(features[t], labels[t], iterations=ran - back, form=form).probs
             for back in range(min(ran, 2) + 1)
         ]
         torch.testing.assert_close(result.probs[t], at[0], rtol=0, atol=1e-9)
@@ -176,14 +176,14 @@ def test_a_large_tol_stops_after_one_iteration():
     assert tim_ext.adm(TASK.features, TASK.labels, tol=1.0).iterations == 1
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("tol", [0.0, 1e-3])
 @pytest.mark.parametrize("options", [{}, {"marginal_weight": 0.4, "alpha": 0.3, "lam": 2.0}], ids=str)
-def test_history(solver, tol, options):
+def test_history(form, tol, options):
     features, labels, _ = make_batch(range(3), shots=(3, 1, 4, 2), queries=30, d=20, noise=0.4, padding=2)
     options = {"history": True, "tol": tol, **options}
     expected = reference.adm(features, labels, **options)
-    result = tim_ext.adm(features, labels, solver=solver, **options)
+    result = tim_ext.adm(features, labels, form=form, **options)
     assert result.history.loss.shape == (3, 151)
     for name in ("cross_entropy", "marginal_entropy", "conditional_entropy", "loss", "mutual_information"):
         torch.testing.assert_close(
@@ -191,7 +191,7 @@ def test_history(solver, tol, options):
         )
     steps = torch.arange(151)
     assert torch.equal(result.history.loss.isnan(), steps > result.iterations[:, None])
-    without = tim_ext.adm(features, labels, solver=solver, **options | {"history": False})
+    without = tim_ext.adm(features, labels, form=form, **options | {"history": False})
     assert without.history is None
     torch.testing.assert_close(without.probs, result.probs, rtol=0, atol=1e-9)
 
@@ -207,30 +207,30 @@ def test_history_of_no_iteration_and_of_no_query():
     assert alone.marginal_entropy[0] == alone.conditional_entropy[0] == 0
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("d", [20, 33, 640])
-def test_half_types_are_computed_in_float32(solver, dtype, d):
+def test_half_types_are_computed_in_float32(form, dtype, d):
     task = make_task(12, d=d, dtype=dtype)
-    result = tim_ext.adm(task.features, task.labels, solver=solver)
-    exact = tim_ext.adm(task.features.float(), task.labels, solver=solver)
+    result = tim_ext.adm(task.features, task.labels, form=form)
+    exact = tim_ext.adm(task.features.float(), task.labels, form=form)
     assert result.probs.dtype == result.weights.dtype == torch.float32
     assert torch.equal(result.probs, exact.probs)
     assert torch.equal(result.weights, exact.weights)
     rows = torch.arange(len(task.labels))
-    assert torch.equal(tim_ext.adm(task.features, task.labels, index=rows, solver=solver).probs, exact.probs)
+    assert torch.equal(tim_ext.adm(task.features, task.labels, index=rows, form=form).probs, exact.probs)
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("scale", ["tiny", "huge"])
-def test_lengths_at_the_ends_of_the_range_are_normalised(solver, dtype, scale):
+def test_lengths_at_the_ends_of_the_range_are_normalised(form, dtype, scale):
     """Squares of such features underflow or overflow."""
     task = make_task(13, d=20, dtype=dtype)
     info = torch.finfo(dtype)
     factor = info.tiny / info.eps if scale == "tiny" else info.max / 4
-    result = tim_ext.adm(task.features * factor, task.labels, solver=solver, iterations=20)
-    expected = tim_ext.adm(task.features, task.labels, solver=solver, iterations=20)
+    result = tim_ext.adm(task.features * factor, task.labels, form=form, iterations=20)
+    expected = tim_ext.adm(task.features, task.labels, form=form, iterations=20)
     torch.testing.assert_close(
         result.probs, expected.probs, rtol=0, atol=1e-9 if dtype == torch.float64 else 1e-5
     )
@@ -254,13 +254,14 @@ def test_reference_has_the_same_signature():
 def test_defaults_are_those_of_the_paper():
     defaults = {k: v.default for k, v in inspect.signature(tim_ext.adm).parameters.items()}
     paper = {"lam": 0.1, "alpha": 0.1, "beta": 1.0, "temperature": 15.0, "marginal_weight": 1.0}
-    assert defaults.items() >= {**paper, "iterations": 150, "tol": 0.0, "solver": "auto"}.items()
+    assert defaults.items() >= {**paper, "iterations": 150, "tol": 0.0, "form": "auto"}.items()
 
 
 def test_docstring_example():
-    results = doctest.testmod(tim_ext.solver.solve)
-    assert results.attempted > 0
-    assert results.failed == 0
+    examples = doctest.DocTestFinder().find(tim_ext.adm, globs={})
+    assert sum(len(example.examples) for example in examples) > 0
+    for example in examples:
+        assert doctest.DocTestRunner().run(example).failed == 0
 
 
 GROWTH = """

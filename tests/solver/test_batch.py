@@ -38,7 +38,7 @@ def test_refuses(solve, arguments, options, error, message):
 ADM_REFUSALS = [
     ({"beta": 0}, ValueError, "beta: expected a finite number > 0, got 0"),
     ({"beta": NAN}, ValueError, "beta: expected a finite number > 0, got nan"),
-    ({"solver": "fast"}, ValueError, "solver: expected one of 'auto', 'dual', 'primal', got 'fast'"),
+    ({"form": "fast"}, ValueError, "form: expected one of 'auto', 'dual', 'primal', got 'fast'"),
 ]
 GD_REFUSALS = [
     ({"entropy_order": 0}, ValueError, "entropy_order: expected a finite number > 0, got 0"),

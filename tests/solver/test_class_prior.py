@@ -13,7 +13,7 @@ from tim_ext import reference
 SOLVERS = {"adm": tim_ext.adm, "gd": tim_ext.gd}
 every = pytest.mark.parametrize("name", SOLVERS)
 dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-adm_forms = pytest.mark.parametrize("solver", ["dual", "primal"])
+adm_forms = pytest.mark.parametrize("form", ["dual", "primal"])
 
 PRIOR = [0.1, 0.4, 0.2, 0.3]
 TASK = make_task(11, shots=(3, 1, 4, 2), queries=30, d=20, noise=1.5)
@@ -22,22 +22,22 @@ TASK = make_task(11, shots=(3, 1, 4, 2), queries=30, d=20, noise=1.5)
 @adm_forms
 @dtypes
 @pytest.mark.parametrize("options", [{}, {"tol": 1e-3}, {"history": True}, {"temperature": 3000.0}], ids=str)
-def test_adm_equals_the_reference(solver, dtype, options):
+def test_adm_equals_the_reference(form, dtype, options):
     """A history, a tolerance and logits beyond the range of exp each take their own way in the kernels."""
     noise = 0.3 if "temperature" in options else 1.5
     task = make_task(12, shots=(3, 1, 4, 2), queries=30, d=20, noise=noise)
     options = options | {"class_prior": PRIOR, "iterations": 20}
     expected = reference.adm(task.features, task.labels, **options)
-    result = tim_ext.adm(task.features.to(dtype), task.labels, solver=solver, **options)
+    result = tim_ext.adm(task.features.to(dtype), task.labels, form=form, **options)
     atol = 1e-9 if dtype == torch.float64 else 1e-3
     torch.testing.assert_close(result.probs.double(), expected.probs, rtol=0, atol=atol)
 
 
 @adm_forms
-def test_adm_history_is_that_of_the_loss_with_the_prior(solver):
+def test_adm_history_is_that_of_the_loss_with_the_prior(form):
     options = {"class_prior": PRIOR, "iterations": 20, "history": True}
     expected = reference.adm(TASK.features, TASK.labels, **options).history
-    history = tim_ext.adm(TASK.features, TASK.labels, solver=solver, **options).history
+    history = tim_ext.adm(TASK.features, TASK.labels, form=form, **options).history
     for term in ("cross_entropy", "marginal_entropy", "conditional_entropy", "loss"):
         torch.testing.assert_close(getattr(history, term), getattr(expected, term), rtol=0, atol=1e-9)
 
@@ -223,11 +223,11 @@ def test_q_is_near_the_minimiser(prior):
 
 
 @adm_forms
-def test_one_iteration_of_adm_uses_this_q(solver):
+def test_one_iteration_of_adm_uses_this_q(form):
     """One update from the prototypes, by hand."""
     features, labels, _ = make_batch(range(2), shots=(2, 1, 3, 1), queries=20, d=11, noise=1.2)
     prior = torch.tensor(PRIOR, dtype=torch.float64)
-    result = tim_ext.adm(features, labels, iterations=1, normalize=False, class_prior=prior, solver=solver)
+    result = tim_ext.adm(features, labels, iterations=1, normalize=False, class_prior=prior, form=form)
     for z, y, weights in zip(features, labels, result.weights, strict=True):
         a = reference.one_hot_rows(y, 4).double()
         w = reference.prototypes(z, a)

@@ -40,41 +40,41 @@ def test_entropy_order_next_to_one(order, dtype):
     )
 
 
-@pytest.mark.parametrize("solver", ["dual", "primal"])
+@pytest.mark.parametrize("form", ["dual", "primal"])
 @pytest.mark.parametrize("temperature", [15.0, 60.0])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_class_without_mass_keeps_its_weights(solver, temperature, seed):
+def test_a_class_without_mass_keeps_its_weights(form, temperature, seed):
     features, labels = one_sided_task(seed, torch.float64)
     options = {"lam": 0.0, "temperature": temperature, "iterations": 5}
-    result = tim_ext.adm(features, labels, solver=solver, **options)
+    result = tim_ext.adm(features, labels, form=form, **options)
     expected = tim_ext.reference.adm(features, labels, **options)
     assert result.probs.isfinite().all()
     assert result.weights.isfinite().all()
     torch.testing.assert_close(result.predictions, expected.predictions)
-    assert tim_ext.adm(features.float(), labels, solver=solver, **options).probs.isfinite().all()
+    assert tim_ext.adm(features.float(), labels, form=form, **options).probs.isfinite().all()
 
 
-@pytest.mark.parametrize("solver", ["dual", "primal"])
+@pytest.mark.parametrize("form", ["dual", "primal"])
 @pytest.mark.parametrize("seed", range(10))
-def test_weights_that_run_away_are_refused_or_finite(solver, seed):
+def test_weights_that_run_away_are_refused_or_finite(form, seed):
     """lam = m = 0: nothing holds a class without queries, W grows by orders of magnitude per iteration."""
     features, labels = one_sided_task(seed, torch.float64)
     try:
-        result = tim_ext.adm(features, labels, lam=0.0, marginal_weight=0.0, solver=solver, iterations=20)
+        result = tim_ext.adm(features, labels, lam=0.0, marginal_weight=0.0, form=form, iterations=20)
     except ValueError:
         return
     assert result.probs.isfinite().all()
 
 
-@pytest.mark.parametrize("solver", ["dual", "primal"])
+@pytest.mark.parametrize("form", ["dual", "primal"])
 @pytest.mark.parametrize("lam", [1e-6, 1e-4])
-def test_last_class_with_little_mass(solver, lam):
+def test_last_class_with_little_mass(form, lam):
     """float32 is not worse than plain torch in float32, though W_K could be had from the others."""
     errors = []
     for seed in range(10):
         features, labels = one_sided_task(seed, torch.float64)
         truth = tim_ext.reference.adm(features, labels, lam=lam, iterations=5).probs
-        mine = tim_ext.adm(features.float(), labels, lam=lam, iterations=5, solver=solver).probs
+        mine = tim_ext.adm(features.float(), labels, lam=lam, iterations=5, form=form).probs
         plain = tim_ext.reference.adm(features.float(), labels, lam=lam, iterations=5).probs
         errors.append([float((p - truth).abs().max()) for p in (mine, plain)])
     mine, plain = torch.tensor(errors).amax(0)

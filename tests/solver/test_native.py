@@ -88,7 +88,7 @@ CAPABILITY = """
 import sys, torch, tim_ext
 print(torch.ops.tim_ext.cpu_capability())
 features, labels = torch.load(sys.argv[1])
-probs = [tim_ext.adm(features, labels, solver=solver).probs for solver in ("dual", "primal")]
+probs = [tim_ext.adm(features, labels, form=form).probs for form in ("dual", "primal")]
 probs += [tim_ext.gd(features, labels, entropy_order=order).probs for order in (1.0, 2.0)]
 torch.save(probs, sys.argv[2])
 """
@@ -106,8 +106,8 @@ def test_a_lower_capability_agrees(capability, tmp_path, run_python):
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.strip() == capability
     dual, primal, shannon, tsallis = torch.load(tmp_path / "result")
-    for solver, probs in (("dual", dual), ("primal", primal)):
-        expected = tim_ext.adm(task.features, task.labels, solver=solver).probs
+    for form, probs in (("dual", dual), ("primal", primal)):
+        expected = tim_ext.adm(task.features, task.labels, form=form).probs
         torch.testing.assert_close(probs, expected, rtol=0, atol=1e-9)
     for order, probs in ((1.0, shannon), (2.0, tsallis)):
         expected = tim_ext.gd(task.features, task.labels, entropy_order=order).probs

@@ -1,4 +1,4 @@
-"""The operators on every backend: the same tests, the same tolerances.
+"""The solvers on every backend: the same tests, the same tolerances.
 
 The truth is `tim_ext.reference` in float64. Where the backend is an emulated GPU, every case runs in several
 schedules of its threads and must give the same bits in each.
@@ -19,21 +19,15 @@ from helpers.parity import (
     SOLVERS,
     TERMS,
     assert_close,
-    check_step,
-    gradient_truth,
+    dtypes,
     lists,
     solve,
     solve_truth,
-    step_case,
     tensors,
 )
 from torch import Tensor
 
 import tim_ext
-from tim_ext.solver.params import GdParams
-
-DTYPES = [torch.float32, torch.float64]
-dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 solvers = pytest.mark.parametrize("solver", SOLVERS)
 
@@ -56,7 +50,8 @@ def check(
     return first
 
 
-# Shapes ---------------------------------------------------------------------------------------------------
+# Shapes --------------------------------------------------------------------------------------------
+
 
 BATCHES = range(18)  # of three tasks: 54 shapes
 
@@ -109,7 +104,8 @@ def test_extreme_shapes(backend, solver, dtype, shape):
     check(backend, solver, (task.features.to(dtype), task.labels), truth, dtype, **options)
 
 
-# Options --------------------------------------------------------------------------------------------------
+# Options -------------------------------------------------------------------------------------------
+
 
 TASK = make_task(11, shots=(3, 1, 4, 2), queries=30, d=20, noise=1.0, padding=3)
 PRIOR = torch.tensor([0.4, 0.1, 0.3, 0.2])
@@ -218,7 +214,7 @@ def test_lengths_near_the_edge_of_float32(backend, solver, dtype, scale):
     check(backend, solver, (features.to(dtype), TASK.labels), truth, dtype, iterations=3)
 
 
-# Batches --------------------------------------------------------------------------------------------------
+# Batches -------------------------------------------------------------------------------------------
 
 
 def task_of(result: tim_ext.Result, t: int) -> tim_ext.Result:
@@ -300,7 +296,7 @@ def test_many_small_tasks(backend, solver):
     assert_close(solve(backend, solver, *lists(tasks, torch.float64), **options), truth, torch.float64)
 
 
-# Refusals: the same sentence as the reference's -----------------------------------------------------------
+# Refusals: the same sentence as the reference's ----------------------------------------------------
 
 
 def spoil(what: str) -> tuple[Tensor, Tensor, dict[str, Any]]:
@@ -390,86 +386,8 @@ def test_a_result_that_is_not_finite(backend, solver):
             solve(run, solver, features, TASK.labels, normalize=False, temperature=1e8, iterations=2)
 
 
-# The steps ------------------------------------------------------------------------------------------------
+# Other devices -------------------------------------------------------------------------------------
 
-STEP_SHAPES = range(50)
-
-
-@backends
-@dtypes
-@pytest.mark.parametrize("number", STEP_SHAPES)
-def test_steps(backend, dtype, number):
-    case = step_case(number)
-    s = {name: value.to(dtype) if value.is_floating_point() else value for name, value in case.items()}
-    probs = case["log_probs"].exp()
-    check_step(
-        backend,
-        lambda run: run.distance_softmax(s["features"], s["weights"], 15.0),
-        (probs, case["log_probs"]),
-        dtype,
-    )
-    check_step(
-        backend,
-        lambda run: run.q_update(s["log_probs"], s["labels"], 0.2, 0.9, 1.1),
-        (case["assignments"],),
-        dtype,
-    )
-    check_step(
-        backend,
-        lambda run: run.w_update(
-            s["features"], s["weights"], probs.to(dtype), s["assignments"], s["labels"], 0.3, 0.2, 0.9
-        ),
-        (case["new_weights"],),
-        dtype,
-    )
-
-
-@backends
-@dtypes
-@pytest.mark.parametrize("number", STEP_SHAPES)
-def test_gd_gradient(backend, dtype, number):
-    case = step_case(number)
-    T, K, _ = case["weights"].shape
-    order = (1.0, 2.0, 0.7)[number % 3]
-    params = GdParams(lam=0.3, alpha=0.2, temperature=9.0, marginal_weight=1.2, entropy_order=order)
-    prior = None
-    if number % 2:
-        shares = torch.rand(T, K, generator=torch.Generator().manual_seed(number), dtype=torch.float64) + 0.2
-        prior = shares / shares.sum(dim=1, keepdim=True)
-    features, weights = case["features"].to(dtype), case["weights"].to(dtype)
-    options = {"lam": 0.3, "alpha": 0.2, "temperature": 9.0, "marginal_weight": 1.2, "entropy_order": order}
-    check_step(
-        backend,
-        lambda run: run.gd_gradient(features, weights, case["labels"], **options, class_prior=prior),
-        gradient_truth(case, params, prior),
-        dtype,
-    )
-
-
-@backends
-@dtypes
-def test_gd_gradient_refuses_a_bad_task(backend, dtype):
-    case = step_case(1)
-    features, weights = case["features"].to(dtype), case["weights"].to(dtype)
-    options = {"lam": 0.3, "alpha": 0.2, "temperature": 9.0, "marginal_weight": 1.2}
-    features[-1, 0, 0] = torch.nan
-    for run in backend.schedules(2):
-        with pytest.raises(RuntimeError, match=f"task {len(features) - 1} is refused"):
-            run.gd_gradient(features, weights, case["labels"], **options)
-
-
-@backends
-@dtypes
-def test_steps_without_task_or_sample(backend, dtype):
-    for T, N in [(0, 4), (2, 0)]:
-        features, weights = torch.zeros(T, N, 5, dtype=dtype), torch.zeros(T, 3, 5, dtype=dtype)
-        labels = torch.zeros(T, N, dtype=torch.int64)
-        probs, log_probs = backend.distance_softmax(features, weights, 15.0)
-        assert probs.shape == log_probs.shape == (T, N, 3)
-        assert backend.q_update(log_probs, labels, 0.1, 1.0, 1.0).shape == (T, N, 3)
-
-
-# Other devices --------------------------------------------------------------------------------------------
 
 DEVICES = {
     "one processor": {"processors": 1},

@@ -14,8 +14,8 @@ import tim_ext
 from tim_ext import reference
 
 SOLVERS = {
-    "dual": partial(tim_ext.adm, solver="dual"),
-    "primal": partial(tim_ext.adm, solver="primal"),
+    "dual": partial(tim_ext.adm, form="dual"),
+    "primal": partial(tim_ext.adm, form="primal"),
     "auto": tim_ext.adm,
     "gd": tim_ext.gd,
     "gd, order 2": partial(tim_ext.gd, entropy_order=2.0),

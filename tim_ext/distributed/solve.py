@@ -1,10 +1,7 @@
 """One task too large for one process: its samples lie spread over the ranks of a process group.
 
 Every rank passes the samples it holds and gets their probabilities; the weights are the same on all of them.
-An iteration is two passes over a rank's samples, each followed by one exchange of sums (docs/scale.md):
-
-    softmax pass    p_ik,  sum_i c_i p_ik,  log sum over Q of p_ik^(1 + alpha/beta)    3 K + 3 numbers
-    weighted pass   A_k = sum_i c_i (t_ik - p_ik) z_i,  sum over Q of q_ik             K d + K numbers
+This file checks what each rank passes, and that all ranks pass the same; `iterations` solves.
 
 Without a process group the same code solves a huge task in one process: features may be a memory map, which
 is read block by block and never copied.
@@ -12,7 +9,6 @@ is read block by block and never copied.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,9 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..reference import x_log
-from ..solver.batch import make_history
-from ..solver.inputs import PADDING, QUERY, refuse_shape, to_features, to_integers, to_numbers, to_proportions
+from ..solver.inputs import PADDING, QUERY, refuse_shape, to_features, to_integers, to_numbers
 from ..solver.params import (
     ADM,
     GD,
@@ -34,16 +28,11 @@ from ..solver.params import (
     check_flag,
     check_outputs,
 )
-from ..solver.refusals import (
-    CLASS_WITHOUT_SUPPORT,
-    LABEL_OUT_OF_RANGE,
-    NO_SUPPORT,
-    RESULT_NOT_FINITE,
-    refusal,
-)
+from ..solver.refusals import LABEL_OUT_OF_RANGE, NO_SUPPORT, refusal
 from ..solver.result import Result, ShortRepr
+from .iterations import AdmIterations, GdIterations, Iterations, Job
 from .ranks import LostRankError, Ranks, open_ranks
-from .shard import Shard, Sums
+from .shard import Shard
 
 __all__ = ["Labels", "LostRankError", "adm", "classify", "gd"]
 
@@ -72,7 +61,7 @@ def adm(
 ) -> Result:
     """TIM-ADM on one task whose samples are spread over the ranks of a process group.
 
-    As `tim_ext.adm` with solver="primal" on the samples of all ranks together, up to the order of sums, which
+    As `tim_ext.adm` with form="primal" on the samples of all ranks together, up to the order of sums, which
     are float64. All ranks call it with the same hyper-parameters, and if one of them must refuse, all of them
     raise the same error.
 
@@ -104,7 +93,7 @@ def adm(
     """
 
     def make_params() -> AdmParams:
-        return AdmParams(
+        return ADM.given(
             lam=lam,
             alpha=alpha,
             temperature=temperature,
@@ -112,10 +101,21 @@ def adm(
             tol=tol,
             iterations=iterations,
             beta=beta,
+            form="primal",
         )
 
-    task = features, labels, num_classes, class_prior, normalize, history, outputs, cache_bytes, callback
-    return _solve("adm", _Adm, make_params, task, group)
+    task = {
+        "features": features,
+        "labels": labels,
+        "num_classes": num_classes,
+        "class_prior": class_prior,
+        "normalize": normalize,
+        "history": history,
+        "outputs": outputs,
+        "cache_bytes": cache_bytes,
+        "callback": callback,
+    }
+    return _solve("adm", AdmIterations, make_params, task, group)
 
 
 def gd(
@@ -148,7 +148,7 @@ def gd(
     """
 
     def make_params() -> GdParams:
-        return GdParams(
+        return GD.given(
             lam=lam,
             alpha=alpha,
             temperature=temperature,
@@ -161,8 +161,18 @@ def gd(
             eps=eps,
         )
 
-    task = features, labels, num_classes, class_prior, normalize, history, outputs, cache_bytes, callback
-    return _solve("gd", _Gd, make_params, task, group)
+    task = {
+        "features": features,
+        "labels": labels,
+        "num_classes": num_classes,
+        "class_prior": class_prior,
+        "normalize": normalize,
+        "history": history,
+        "outputs": outputs,
+        "cache_bytes": cache_bytes,
+        "callback": callback,
+    }
+    return _solve("gd", GdIterations, make_params, task, group)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -213,29 +223,15 @@ def classify(
 # Checks, on all ranks together --------------------------------------------------------------------
 
 
-@dataclass
-class _Job:
-    """What one rank has checked on its own."""
-
-    shard: Shard
-    params: Any
-    prior: Any
-    outputs: Sequence[str]
-    cache_bytes: int
-    callback: Callable[[int], object] | None
-    history: bool
-    num_classes: int | None
-
-
 def _solve(
     name: str,
-    method: type[_Method],
+    method: type[Iterations],
     make_params: Callable[[], TimParams],
-    task: tuple[Any, ...],
+    task: dict[str, Any],
     group: Any,
 ) -> Result:
     with open_ranks(group) as ranks:
-        job, facts = ranks.agree(lambda: _check(name, make_params(), *task))
+        job, facts = ranks.agree(lambda: _check(name, make_params(), **task))
         _check_same(ranks, [one["same"] for one in facts])
         samples = sum(one["samples"] for one in facts)
         top = max(one["top"] for one in facts)
@@ -246,13 +242,13 @@ def _solve(
             source = f"label {top}" if job.num_classes is None else f"num_classes={count}"
             expected = f"labels: expected support of each class 0 to {count - 1}"
             raise ValueError(f"{expected}, got only {samples} samples ({source})")
-        solver = method(ranks, job, count)
-        return solver.solve()
+        return method(ranks, job, count).solve()
 
 
 def _check(
     name: str,
     params: TimParams,
+    *,
     features: Any,
     labels: Any,
     num_classes: int | None,
@@ -262,7 +258,7 @@ def _check(
     outputs: Sequence[str],
     cache_bytes: int,
     callback: Callable[[int], object] | None,
-) -> tuple[_Job, dict[str, Any]]:
+) -> tuple[Job, dict[str, Any]]:
     """Everything that this rank can see; the facts that the others must know."""
     normalize, history = check_flag("normalize", normalize), check_flag("history", history)
     if num_classes is not None:
@@ -284,7 +280,16 @@ def _check(
         problem = LABEL_OUT_OF_RANGE, at, int(marks[at])
     _check_rows(*problem, num_classes)
     prior = None if class_prior is None else to_numbers("class_prior", class_prior).tolist()
-    job = _Job(shard, params, class_prior, names, cache_bytes, callback, history, num_classes)
+    job = Job(
+        shard=shard,
+        params=params,
+        prior=class_prior,
+        outputs=names,
+        cache_bytes=cache_bytes,
+        callback=callback,
+        history=history,
+        num_classes=num_classes,
+    )
     same = {"method": name, "d": rows.shape[1], "dtype": str(rows.dtype).removeprefix("torch.")}
     same |= {"num_classes": num_classes, "normalize": normalize, "history": history, **asdict(params)}
     same |= {"class_prior": prior}
@@ -305,187 +310,3 @@ def _check_same(ranks: Ranks, settings: list[dict[str, Any]]) -> None:
                     f"{name}: expected the same on all ranks, got {value!r} on {ranks.name(0)} "
                     f"and {other[name]!r} on {ranks.name(rank)}"
                 )
-
-
-# The iterations -----------------------------------------------------------------------------------
-
-
-class _Method:
-    """The order of an iteration, on all ranks; `weights` [K, d] are float64 in between."""
-
-    order = 1.0  # of the entropies
-
-    def __init__(self, ranks: Ranks, job: _Job, classes: int) -> None:
-        self.ranks, self.job, self.shard, self.classes = ranks, job, job.shard, classes
-        params: TimParams = job.params
-        self.params = params
-        shard = self.shard
-        self.dim = shard.features.shape[1]
-
-        def start() -> Tensor:
-            shard.open(classes, job.cache_bytes, params.tol > 0)
-            counts, sums = shard.support_sums()
-            queries = (shard.labels == QUERY).sum().double()
-            return torch.cat([counts, sums.flatten(), queries[None]])
-
-        total = ranks.sum(start, classes * (self.dim + 1) + 1)
-        self.counts = total[:classes]
-        self.support, self.queries = int(self.counts.sum()), int(total[-1])
-        if not self.counts.all():
-            missing = int((self.counts == 0).nonzero()[0])
-            raise ValueError(refusal(CLASS_WITHOUT_SUPPORT, 0, missing, classes))
-        self.weights = total[classes:-1].view(classes, self.dim) / self.counts[:, None]  # w_k(0)
-        self.log_prior = torch.zeros(classes, dtype=torch.float64)  # -log2(K prior_k)
-        if job.prior is not None:
-            self.log_prior = -torch.log2(classes * to_proportions("class_prior", job.prior, classes))
-
-    def solve(self) -> Result:
-        params, shard, ranks = self.params, self.shard, self.ranks
-        planned = params.iterations if self.queries else 0
-        terms = torch.full((params.iterations + 1, 3), torch.nan, dtype=torch.float64)
-        before: Tensor | None = None
-        done = 0
-        while True:
-            more = done < planned
-            if not (more or self.job.history or params.tol > 0):
-                break
-            ranks.stage = f"in iteration {done + 1}" if more else "after the last iteration"
-            sums = self._gather(before)
-            if self.job.history:
-                terms[done] = self._terms(sums)
-            if not more or (params.tol > 0 and done > 0 and sums.change <= params.tol):
-                break
-            before = self.weights.to(shard.device)
-            self.update(sums, done + 1)
-            done += 1
-            if self.job.callback is not None:
-                ranks.do(lambda: self.job.callback(done))  # type: ignore[misc]  # noqa: B023
-        ranks.stage = "after the last iteration"
-        ranks.gather(lambda: torch.zeros(1), 1)  # what the last callback raised
-        shard.drop_cache()
-        if not self.weights.to(shard.real).isfinite().all():
-            raise ValueError(refusal(RESULT_NOT_FINITE, 0, 0, self.classes))
-        weights = self.weights.to(shard.device, shard.real)
-        wanted = [name for name in ("probs", "predictions") if name in self.job.outputs]
-        found = shard.classify(weights, params.temperature, wanted) if wanted else {}
-        return Result(
-            probs=found.get("probs"),
-            predictions=found.get("predictions"),
-            weights=weights if "weights" in self.job.outputs else None,
-            iterations=torch.tensor(done, device=shard.device),
-            history=make_history(params, terms.to(shard.device, shard.real)) if self.job.history else None,
-        )
-
-    # What a method defines: the options of shard_softmax, and a step from the sums of the softmax half.
-
-    def softmax_options(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def update(self, sums: Sums, step: int) -> None:
-        raise NotImplementedError
-
-    def _gather(self, before: Tensor | None) -> Sums:
-        """The softmax half, of all ranks."""
-        K, shard = self.classes, self.shard
-
-        def local() -> Tensor:
-            weights = self.weights.to(shard.device)
-            mine = shard.softmax(weights, before, self.softmax_options(), float(self.log_prior.abs().max()))
-            scalars = torch.tensor([mine.cross, mine.conditional, mine.change], dtype=torch.float64)
-            return torch.cat([mine.p.cpu(), mine.log_power.cpu(), mine.query_p.cpu(), scalars])
-
-        rows = self.ranks.gather(local, 3 * K + 3)  # [ranks, ..]
-        p, query_p = rows[:, :K].sum(dim=0), rows[:, 2 * K : 3 * K].sum(dim=0)
-        log_power = torch.logsumexp(rows[:, K : 2 * K] * math.log(2), dim=0) / math.log(2)
-        cross, conditional = rows[:, 3 * K : 3 * K + 2].sum(dim=0).tolist()
-        return Sums(p, log_power, query_p, cross, conditional, float(rows[:, -1].max()))
-
-    def _sum(self, local: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """The weighted half, of all ranks: [K, d] and [K]."""
-        K = self.classes
-
-        def flat() -> Tensor:
-            sums, totals = local()
-            return torch.cat([sums.flatten(), totals]).cpu()
-
-        total = self.ranks.sum(flat, K * (self.dim + 1))
-        return total[:-K].view(K, self.dim), total[-K:]
-
-    def _log_share(self, query_p: Tensor) -> Tensor:
-        """log phat_k; a phat of 0 counts as the smallest normal number."""
-        return (query_p.clamp(min=torch.finfo(self.shard.real).tiny) / self.queries).log()
-
-    def _terms(self, sums: Sums) -> Tensor:
-        """As in tim_ext.reference.loss_terms."""
-        cross = -math.log(2) * sums.cross / self.support
-        if not self.queries:
-            return torch.tensor([cross, 0.0, 0.0])
-        ratio = torch.exp2(-self.log_prior)  # K prior_k
-        marginal = -(ratio * x_log(self._log_share(sums.query_p) - ratio.log(), self.order)).sum()
-        return torch.tensor([cross, float(marginal), -sums.conditional / self.queries], dtype=torch.float64)
-
-
-class _Adm(_Method):
-    params: AdmParams
-
-    def softmax_options(self) -> dict[str, Any]:
-        params = self.params
-        return {
-            "temperature": params.temperature,
-            "support_weight": params.lam / (params.beta + params.alpha),  # c_S
-            "query_weight": self.support / max(self.queries, 1),  # c_Q
-            "power": 1 + params.alpha / params.beta,
-            "entropy_order": 1.0,
-            "terms": self.job.history,
-        }
-
-    def update(self, sums: Sums, step: int) -> None:
-        """w_k <- (A_k + B_k w_k) / D_k"""
-        params, options = self.params, self.softmax_options()
-        marginal_power = params.marginal_weight / (params.marginal_weight + params.beta)
-        exponent = marginal_power * (sums.log_power + self.log_prior)
-        shard = self.shard
-        a, q = self._sum(
-            lambda: shard.adm_sums(self.weights.to(shard.device), exponent.to(shard.device), options)
-        )
-        mass = options["support_weight"] * self.counts + options["query_weight"] * q  # D_k
-        some = mass >= torch.finfo(shard.real).tiny  # only lam = 0 leaves a class without any: it stays
-        new = (a + sums.p[:, None] * self.weights) / mass[:, None]
-        self.weights = torch.where(some[:, None], new, self.weights)
-
-
-class _Gd(_Method):
-    params: GdParams
-
-    def __init__(self, ranks: Ranks, job: _Job, classes: int) -> None:
-        super().__init__(ranks, job, classes)
-        self.order = float(torch.tensor(self.params.entropy_order, dtype=self.shard.real))
-        self.first, self.second = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
-
-    def softmax_options(self) -> dict[str, Any]:
-        weights = {"support_weight": 0.0, "query_weight": 1.0}
-        same = {"temperature": self.params.temperature, "entropy_order": self.order}
-        return {**same, **weights, "power": 0.0, "terms": self.job.history}
-
-    def update(self, sums: Sums, step: int) -> None:
-        """Adam on dL/dw_k = tau (sum_i g_ik z_i - w_k sum_i g_ik), as torch.optim.Adam does it."""
-        params, shard, order = self.params, self.shard, self.order
-        log_ratio = self._log_share(sums.p) + math.log(2) * self.log_prior  # log(phat_k / (K prior_k))
-        log_a = log_ratio if order == 1 else torch.expm1((order - 1) * log_ratio) / (order - 1)
-        marginal = params.marginal_weight * order * log_a
-        options = {
-            "support_weight": params.lam / self.support,
-            "query_weight": 1 / max(self.queries, 1),
-            "alpha": params.alpha,
-            "entropy_order": order,
-        }
-        softmax = self.softmax_options()
-        a, g = self._sum(
-            lambda: shard.gd_sums(self.weights.to(shard.device), marginal.to(shard.device), softmax, options)
-        )
-        gradient = params.temperature * (a - self.weights * g[:, None])
-        (beta1, beta2), eps = params.betas, params.eps
-        self.first = torch.lerp(gradient, self.first, beta1)
-        self.second = beta2 * self.second + (1 - beta2) * gradient.square()
-        root = (self.second / (1 - beta2**step)).sqrt() + eps
-        self.weights = self.weights - params.lr / (1 - beta1**step) * self.first / root

@@ -25,7 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from .. import reference
-from .batch import make_image_batch, make_result, refuse
+from .batch import Batch, make_image_batch, make_result, refuse
 from .inputs import PADDING, QUERY
 from .params import FINETUNE, OUTPUTS, GdParams, check_count, check_outputs
 from .refusals import find_label_problem, in_task
@@ -102,11 +102,8 @@ def finetune(
         batch_size = check_count("batch_size", batch_size, at_least=1)
     device = _check_encoder(encoder)
     batch = make_image_batch(images, labels, num_classes, class_prior)
+    _check_labels(batch)
     tasks = list(batch.tasks())
-    for t, (rows, task_labels, count) in enumerate(tasks):
-        code, position, value = find_label_problem(len(batch.features), rows, task_labels, count)
-        if code:
-            refuse(batch, t, code, position, value)
 
     probs, predictions, weights, ran, terms = [], [], [], [], []
     start = _random_state(device)
@@ -226,6 +223,13 @@ class _Task(NamedTuple):
         if wrong.any():
             sample = f"sample {int(self.positions[wrong].min())}{self.here}"
             raise ValueError(f"encoder: expected finite features, got NaN or Inf at {sample}{when}")
+
+
+def _check_labels(batch: Batch) -> None:
+    for t, (rows, labels, count) in enumerate(batch.tasks()):
+        code, position, value = find_label_problem(len(batch.features), rows, labels, count)
+        if code:
+            refuse(batch, t, code, position, value)
 
 
 def _shuffled(positions: Tensor) -> Tensor:

@@ -5,72 +5,25 @@ from __future__ import annotations
 import math
 import numbers
 import operator
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
 
-SOLVERS = ("auto", "dual", "primal")
+if TYPE_CHECKING:
+    from typing_extensions import Self  # of typing from Python 3.11 on
+
+FORMS = ("auto", "dual", "primal")  # of TIM-ADM: how the weights are kept
 OUTPUTS = ("probs", "predictions", "weights")
 LARGEST_COUNT = 2**31 - 1
 
 
-@dataclass(frozen=True)
-class TimParams:
-    """The hyper-parameters of the loss, under the paper's names; constructing them checks them."""
-
-    lam: float = 0.1  # weight of the cross entropy on the support set
-    alpha: float = 0.1  # weight of the conditional entropy H(Y|X)
-    temperature: float = 15.0  # tau of the distance softmax
-    marginal_weight: float = 1.0  # m, weight of the marginal entropy H(Y): 1 in the paper, 0 in an ablation
-    tol: float = 0.0  # stop when no probability moves by more than this; 0: run all iterations
-    iterations: int = 0
-
-    POSITIVE: ClassVar[tuple[str, ...]] = ("temperature",)
-    NUMBERS: ClassVar[tuple[str, ...]] = ("lam", "alpha", "marginal_weight", "tol", *POSITIVE)
-
-    def __post_init__(self) -> None:
-        for name in self.NUMBERS:
-            value = getattr(self, name)
-            if type(value) is not float or not 0 < value < math.inf:  # else there is nothing to say
-                self._set(name, check_number(name, value, positive=name in self.POSITIVE))
-        self._set("iterations", check_count("iterations", self.iterations, at_least=0))
-
-    def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)  # the class is frozen for everybody else
-
-
-@dataclass(frozen=True)
-class AdmParams(TimParams):
-    iterations: int = 150
-    beta: float = 1.0  # weight of the penalty that ties q to p
-    solver: str = "auto"
-
-    POSITIVE = (*TimParams.POSITIVE, "beta")
-    NUMBERS = (*TimParams.NUMBERS, "beta")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.solver not in SOLVERS:
-            raise ValueError(f"solver: expected one of {', '.join(map(repr, SOLVERS))}, got {self.solver!r}")
-
-
-@dataclass(frozen=True)
-class GdParams(TimParams):
-    iterations: int = 1000
-    entropy_order: float = 1.0  # a of both entropies (Tsallis): 1 is Shannon
-    lr: float = 1e-4
-    betas: tuple[float, float] = (0.9, 0.999)  # Adam's, as eps
-    eps: float = 1e-8
-
-    POSITIVE = (*TimParams.POSITIVE, "entropy_order", "eps")
-    NUMBERS = (*TimParams.NUMBERS, "entropy_order", "eps", "lr")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._set("betas", check_betas(self.betas))
+Check = Callable[[str, Any], Any]  # of a value, by the name to call it in a refusal
 
 
 def check_number(name: str, value: Any, *, positive: bool = False) -> float:
+    if type(value) is float and 0 < value < math.inf:  # nearly always
+        return value
     if isinstance(value, bool) or not isinstance(value, (float, int, numbers.Real)):
         raise TypeError(f"{name}: expected a finite number, got {type(value).__name__} {value!r}")
     try:
@@ -105,11 +58,17 @@ def check_flag(name: str, value: Any) -> bool:
     raise TypeError(f"{name}: expected True or False, got {type(value).__name__} {value!r}")
 
 
-def check_betas(betas: Any) -> tuple[float, float]:
-    expected = "betas: expected two numbers, each >= 0 and < 1"
+def check_form(name: str, form: Any) -> str:
+    if form not in FORMS:
+        raise ValueError(f"{name}: expected one of {', '.join(map(repr, FORMS))}, got {form!r}")
+    return str(form)
+
+
+def check_betas(name: str, betas: Any) -> tuple[float, float]:
+    expected = f"{name}: expected two numbers, each >= 0 and < 1"
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
         raise TypeError(f"{expected}, got {type(betas).__name__} {betas!r}")
-    first, second = (check_number("betas", beta) for beta in betas)
+    first, second = (check_number(name, beta) for beta in betas)
     if max(first, second) >= 1:
         raise ValueError(f"{expected}, got {betas!r}")
     return first, second
@@ -126,6 +85,89 @@ def check_outputs(outputs: Iterable[str], known: Iterable[str] = OUTPUTS) -> tup
         if name not in known:
             raise ValueError(f"{expected}, got {name!r}")
     return names
+
+
+# The hyper-parameters -----------------------------------------------------------------------------
+
+
+def checked(default: Any, check: Check) -> Any:
+    """A field whose values go through check(name, value), which returns what is kept, or refuses."""
+    return field(default=default, metadata={"check": check})
+
+
+def number(default: float, *, positive: bool = False) -> Any:
+    return checked(default, partial(check_number, positive=positive))
+
+
+def count(default: int) -> Any:
+    return checked(default, partial(check_count, at_least=0))
+
+
+@cache
+def checks_of(params: type[TimParams]) -> dict[str, Check]:
+    return {declared.name: declared.metadata["check"] for declared in fields(params)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimParams:
+    """The hyper-parameters of the loss, under the paper's names; constructing them checks them."""
+
+    lam: float = number(0.1)  # weight of the cross entropy on the support set
+    alpha: float = number(0.1)  # weight of the conditional entropy H(Y|X)
+    temperature: float = number(15.0, positive=True)  # tau of the distance softmax
+    marginal_weight: float = number(1.0)  # m, weight of the marginal entropy H(Y); 0 in an ablation
+    tol: float = number(0.0)  # stop when no probability moves by more than this; 0: run all iterations
+    iterations: int = count(0)
+
+    def __post_init__(self) -> None:
+        self._check(vars(self))
+
+    def _check(self, names: Iterable[str]) -> None:
+        own = vars(self)
+        checks = checks_of(type(self))  # type: ignore[arg-type]  # mypy asks for the hash of an instance
+        for name in names:
+            own[name] = checks[name](name, own[name])  # the class is frozen for everybody else
+
+    def given(self, **values: Any) -> Self:
+        """The hyper-parameters of these values, one for every field; only what differs here is checked."""
+        changed = [name for name, value in vars(self).items() if values[name] is not value]
+        if not changed:
+            return self
+        params = object.__new__(type(self))
+        vars(params).update(values)
+        params._check(changed)
+        return params
+
+    def arguments(self) -> dict[str, Any]:
+        """By the names that the solver's operator has for them (csrc/ops.cpp)."""
+        return vars(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdmParams(TimParams):
+    iterations: int = count(150)
+    beta: float = number(1.0, positive=True)  # weight of the penalty that ties q to p
+    form: str = checked("auto", check_form)
+
+    def arguments(self) -> dict[str, Any]:
+        arguments = {**vars(self), "solver": self.form}
+        del arguments["form"]
+        return arguments
+
+
+@dataclass(frozen=True, kw_only=True)
+class GdParams(TimParams):
+    iterations: int = count(1000)
+    entropy_order: float = number(1.0, positive=True)  # a of both entropies (Tsallis): 1 is Shannon
+    lr: float = number(1e-4)
+    betas: tuple[float, float] = checked((0.9, 0.999), check_betas)  # Adam's, as eps
+    eps: float = number(1e-8, positive=True)
+
+    def arguments(self) -> dict[str, Any]:
+        adam_beta1, adam_beta2 = self.betas
+        arguments = {**vars(self), "adam_beta1": adam_beta1, "adam_beta2": adam_beta2}
+        del arguments["betas"]
+        return arguments
 
 
 # the defaults of the paper

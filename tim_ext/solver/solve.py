@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple
-from operator import is_
 from typing import Any
 
 import torch
@@ -12,12 +10,12 @@ from torch import Tensor
 
 from . import native
 from .batch import check_status, make_batch, make_result
-from .params import ADM, GD, OUTPUTS, AdmParams, GdParams, TimParams, check_flag, check_outputs
+from .params import ADM, GD, OUTPUTS, TimParams, check_flag, check_outputs
+from .renames import renamed
 from .result import Result
 
-ADM_DEFAULTS = astuple(ADM)
 
-
+@renamed(solver="form")
 def adm(
     features: Any,
     labels: Any,
@@ -33,7 +31,7 @@ def adm(
     class_prior: Any = None,
     iterations: int = ADM.iterations,
     tol: float = ADM.tol,
-    solver: str = ADM.solver,
+    form: str = ADM.form,
     history: bool = False,
     outputs: Sequence[str] = OUTPUTS,
 ) -> Result:
@@ -58,7 +56,7 @@ def adm(
             log K - KL(phat || prior). `tim_ext.reference.q_update` derives the update.
         iterations: number of updates; 0 gives the prototypes.
         tol: stop a task when no probability moved by more than this in an iteration; 0 runs them all.
-        solver: "dual" (Gram domain, fast for N small against d), "primal", or "auto" by cost.
+        form: "dual" (Gram domain, fast for N small against d), "primal", or "auto" by cost.
         history: also return the terms of the loss at every iteration.
         outputs: which of "probs", "predictions", "weights" to return; the others are None and cost no memory.
 
@@ -72,11 +70,18 @@ def adm(
         >>> tim_ext.adm(features, labels).predictions
         tensor([0, 1, 0, 1, 0])
     """
-    given = lam, alpha, temperature, marginal_weight, tol, iterations, beta, solver
-    params = ADM if all(map(is_, given, ADM_DEFAULTS)) else AdmParams(*given)  # no need to check
-    own = {"beta": params.beta, "solver": params.solver}
+    params = ADM.given(
+        lam=lam,
+        alpha=alpha,
+        temperature=temperature,
+        marginal_weight=marginal_weight,
+        tol=tol,
+        iterations=iterations,
+        beta=beta,
+        form=form,
+    )
     task = features, labels, index, num_classes, class_prior
-    return _solve("adm_solve", params, own, task, normalize, history, outputs)
+    return _solve("adm_solve", params, task, normalize=normalize, history=history, outputs=outputs)
 
 
 def gd(
@@ -132,7 +137,7 @@ def gd(
         >>> tim_ext.gd(features, labels).predictions
         tensor([0, 1, 0, 1, 0])
     """
-    params = GdParams(
+    params = GD.given(
         lam=lam,
         alpha=alpha,
         temperature=temperature,
@@ -144,23 +149,15 @@ def gd(
         betas=betas,
         eps=eps,
     )
-    adam_beta1, adam_beta2 = params.betas
-    own = {
-        "entropy_order": params.entropy_order,
-        "lr": params.lr,
-        "adam_beta1": adam_beta1,
-        "adam_beta2": adam_beta2,
-        "eps": params.eps,
-    }
     task = features, labels, index, num_classes, class_prior
-    return _solve("gd_solve", params, own, task, normalize, history, outputs)
+    return _solve("gd_solve", params, task, normalize=normalize, history=history, outputs=outputs)
 
 
 def _solve(
     operator: str,
     params: TimParams,
-    own: dict[str, Any],  # the hyper-parameters that only this operator has
     task: tuple[Any, ...],
+    *,
     normalize: bool,
     history: bool,
     outputs: Sequence[str],
@@ -176,18 +173,12 @@ def _solve(
         batch.labels,
         batch.offsets,
         batch.classes,
-        lam=params.lam,
-        alpha=params.alpha,
-        temperature=params.temperature,
-        marginal_weight=params.marginal_weight,
-        iterations=params.iterations,
-        tol=params.tol,
         normalize=normalize,
         probs_size=sum(map(int.__mul__, sizes, counts)) if "probs" in outputs else 0,
         weights_rows=sum(counts) if "weights" in outputs else 0,
         history=history,
         class_prior=batch.class_prior,
-        **own,
+        **params.arguments(),
     )
     if not _is_captured(status):
         check_status(batch, status)

@@ -8,9 +8,9 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from .drawing import Ints
+
 Groups = Mapping[str, Iterable[int | str]]
 Members = dict[str, list[int | str]]  # integers are classes; strings are nodes, or not in the pool
 

@@ -11,28 +11,36 @@ block from a generator of its own seeded by (seed, number of the block).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from ..solver.inputs import QUERY, refuse_shape, to_integers
+from ..solver.inputs import refuse_shape, to_integers
 from ..solver.params import check_count, check_number
 from ..solver.result import ShortRepr
+from .drawing import (
+    BLOCK,
+    Compose,
+    Ints,
+    Limits,
+    Pool,
+    before,
+    compose_equal,
+    compose_meta_dataset,
+    cut,
+    dirichlet_shares,
+    draw,
+    few_shares,
+    same_shares,
+)
 from .hierarchy import Groups, check_groups, check_names, classes_of_nodes, classes_of_superclasses
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
-BLOCK = 64  # tasks of one generator: another number gives other tasks
 CONCENTRATIONS = 0.01, 1e6  # outside, gamma variates leave the range of float64
-LOG_WEIGHTS = -math.log(2), math.log(2)  # of Meta-Dataset: a class counts half to twice its size
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -55,7 +63,7 @@ class Sampler:
     """
 
     def __init__(
-        self, pool: _Pool, compose: _Compose, kind: str, settings: dict[str, Any], *, equal: bool
+        self, pool: Pool, compose: Compose, kind: str, settings: dict[str, Any], *, equal: bool
     ) -> None:
         self._pool, self._compose, self._equal = pool, compose, equal
         self._kind, self._settings = kind, settings
@@ -75,7 +83,7 @@ class Sampler:
         sizes, ways, index, labels, truth, classes = map(np.concatenate, zip(*blocks, strict=True))
         first = start % BLOCK
         last = first + stop - start
-        per_sample, per_class = _cut(sizes, first, last), _cut(ways, first, last)
+        per_sample, per_class = cut(sizes, first, last), cut(ways, first, last)
         return Tasks(
             index=self._shaped(index[per_sample], sizes[first:last]),
             labels=self._shaped(labels[per_sample], sizes[first:last]),
@@ -86,7 +94,7 @@ class Sampler:
     def _block(self, block: int) -> tuple[Ints, ...]:
         seed = np.random.SeedSequence(self._settings["seed"], spawn_key=(block,))
         rng = np.random.Generator(np.random.PCG64(seed))
-        return _draw(rng, self._pool, self._compose(rng, self._pool.sizes))
+        return draw(rng, self._pool, self._compose(rng, self._pool.sizes))
 
     def _shaped(self, flat: Ints, lengths: Ints) -> Tensor | list[Tensor]:
         tensor = torch.from_numpy(np.ascontiguousarray(flat)).to(self._pool.device)
@@ -121,7 +129,7 @@ def balanced(labels: Any, *, ways: int = 5, shots: int = 1, queries: int = 15, s
     pool = _make_pool(labels)
     _check_ways(pool, ways)
     _check_sizes(pool, shots + queries, f"{_count(shots, 'shot')} + {_count(queries, 'query')}")
-    compose = partial(_compose_equal, ways=ways, shots=shots, share=partial(_same, queries=queries))
+    compose = partial(compose_equal, ways=ways, shots=shots, share=partial(same_shares, queries=queries))
     return Sampler(pool, compose, "balanced", settings, equal=True)
 
 
@@ -158,12 +166,12 @@ def dirichlet(
         raise ValueError(f"concentration: expected a number from {low:g} to {high:g}, got {concentration:g}")
     pool = _make_pool(labels)
     _check_ways(pool, ways)
-    share = partial(_dirichlet_shares, queries=queries, concentration=concentration)
+    share = partial(dirichlet_shares, queries=queries, concentration=concentration)
     draws = share(np.random.Generator(np.random.PCG64(0)), np.full((1001, ways), queries))
     typical = int(np.median(draws.max(axis=1)))
     largest = f"{_count(typical, 'query')} of the largest class in a task of median imbalance"
     _check_sizes(pool, shots + typical, f"{_count(shots, 'shot')} + {largest}")
-    compose = partial(_compose_equal, ways=ways, shots=shots, share=share)
+    compose = partial(compose_equal, ways=ways, shots=shots, share=share)
     return Sampler(pool, compose, "dirichlet", settings | {"concentration": concentration}, equal=True)
 
 
@@ -189,8 +197,8 @@ def few_classes(
     _check_ways(pool, ways)
     most = -(-queries // present)
     _check_sizes(pool, shots + most, f"{_count(shots, 'shot')} + {_count(most, 'query')}")
-    share = partial(_few_shares, present=present, queries=queries)
-    compose = partial(_compose_equal, ways=ways, shots=shots, share=share)
+    share = partial(few_shares, present=present, queries=queries)
+    compose = partial(compose_equal, ways=ways, shots=shots, share=share)
     return Sampler(pool, compose, "few_classes", settings, equal=True)
 
 
@@ -261,214 +269,25 @@ def meta_dataset(
     else:
         groups = [np.arange(len(pool.sizes))]
     compose = partial(
-        _compose_meta_dataset,
+        compose_meta_dataset,
         group_sizes=np.array([len(group) for group in groups]),
         group_classes=np.concatenate(groups),
         take_all=hierarchy is not None,
-        limits=_Limits(min_ways, max_ways, max_queries, max_support, max_support_per_class),
+        limits=Limits(
+            min_ways=min_ways,
+            max_ways=max_ways,
+            max_queries=max_queries,
+            max_support=max_support,
+            max_support_per_class=max_support_per_class,
+        ),
     )
     return Sampler(pool, compose, "meta_dataset", choice | settings, equal=False)
-
-
-# Drawing ------------------------------------------------------------------------------------------
-
-
-class _Pool(NamedTuple):
-    """Rows by class: class i is numbers[i] in the labels and has the sizes[i] rows from starts[i] on."""
-
-    numbers: Ints  # [C]  increasing
-    sizes: Ints  # [C]
-    starts: Ints  # [C]
-    rows: Ints  # [sum of sizes]
-    device: torch.device
-
-
-class _Composition(NamedTuple):
-    """What the tasks of a block consist of; a pair is a task and one of its classes, P = sum of ways."""
-
-    ways: Ints  # [B]
-    classes: Ints  # [P]  positions in the pool
-    shots: Ints  # [P]
-    queries: Ints  # [P]
-
-
-_Compose = Callable[[np.random.Generator, Ints], _Composition]
-_Share = Callable[[np.random.Generator, Ints], Ints]
-
-
-def _draw(rng: np.random.Generator, pool: _Pool, tasks: _Composition) -> tuple[Ints, ...]:
-    """Samples of every pair, task by task: support of class 0, 1, .., then queries of class 0, 1, .."""
-    ways, classes, shots, queries = tasks
-    counts = shots + queries
-    sample = _choose(rng, pool.sizes[classes], counts)
-    pair, step = _segments(counts)  # [R]  of each sample: its pair, and its number within the pair
-
-    first = _before(ways)  # [B]  first pair of each task
-    task, k = _segments(ways)  # [P]
-    sizes, supports = np.add.reduceat(counts, first), np.add.reduceat(shots, first)
-    start = _before(sizes)[task]  # [P]  where the samples of the task begin
-    support_at = start + _before_in_task(shots, first, task)
-    query_at = start + supports[task] + _before_in_task(queries, first, task) - shots
-
-    is_support = step < shots[pair]
-    place = step + np.where(is_support, support_at[pair], query_at[pair])
-    index, labels, truth = (np.empty_like(sample) for _ in range(3))
-    index[place] = pool.rows[pool.starts[classes][pair] + sample]
-    truth[place] = k[pair]
-    labels[place] = np.where(is_support, k[pair], QUERY)
-    return sizes, ways, index, labels, truth, classes
-
-
-def _choose(rng: np.random.Generator, sizes: Ints, counts: Ints) -> Ints:
-    """For each i, counts[i] different numbers out of 0 .. sizes[i] - 1, in random order; [sum of counts].
-
-    The algorithm of Fisher and Yates: with n = sizes[i], m = counts[i] and the cards 0 .. n - 1 at the places
-    0 .. n - 1, step s = 0 .. m - 1 swaps the places s and r_s, r_s uniform in s .. n - 1. Place s then holds
-    sample s for good. This goes through neither cards nor steps: a card that is not at its own place was put
-    there by a swap, so with
-
-        held_s   = the card at place s before step s
-                 = held_j for the last step j < s with r_j = s, or s if there is none,
-        sample_s = the card at place r_s before step s
-                 = held_j for the last step j < s with r_j = r_s, or r_s if there is none,
-
-    one stable sort by r finds all j, and held follows from its chain of j by pointer doubling. (Where
-    r_s = s, no later step asks for held_s, and it may be anything.) The cost does not depend on n.
-    """
-    owner, step = _segments(counts)
-    target = step + (rng.random(len(step)) * (sizes[owner] - step)).astype(np.int64)  # r_s
-
-    place = target + _before(sizes)[owner]  # no two i share a place
-    order = np.argsort(place, kind="stable")
-    ordered = place[order]
-    again = ordered[1:] == ordered[:-1]
-    previous = np.full(len(step), -1)  # the last step before, with the same r
-    previous[order[1:][again]] = order[:-1][again]
-
-    last = order[np.append(~again, True)]  # the last step of each r: the j of step s = r, if there is one
-    last = last[target[last] < counts[owner[last]]]
-    origin = np.arange(len(step))
-    origin[last - step[last] + target[last]] = last
-    while not np.array_equal(further := origin[origin], origin):
-        origin = further
-    return np.where(previous >= 0, step[origin[previous]], target)
-
-
-def _compose_equal(
-    rng: np.random.Generator, class_sizes: Ints, *, ways: int, shots: int, share: _Share
-) -> _Composition:
-    """Tasks of one size: `share` gives the queries of each class, none above the room [B, K] it is passed."""
-    all_ways = np.full(BLOCK, ways)
-    classes = _choose(rng, np.full(BLOCK, len(class_sizes)), all_ways)
-    queries = share(rng, class_sizes[classes].reshape(BLOCK, ways) - shots)
-    return _Composition(all_ways, classes, np.full(BLOCK * ways, shots), queries.reshape(-1))
-
-
-def _same(rng: np.random.Generator, room: Ints, *, queries: int) -> Ints:
-    return np.full(room.shape, queries)
-
-
-def _dirichlet_shares(rng: np.random.Generator, room: Ints, *, queries: int, concentration: float) -> Ints:
-    tasks, ways = room.shape
-    shares = np.empty((tasks, ways), dtype=np.int64)
-    left = np.arange(tasks)
-    while len(left):
-        parts = rng.standard_gamma(concentration, size=(len(left), ways))
-        shares[left] = _round(parts / parts.sum(axis=1, keepdims=True) * queries, queries)
-        left = left[(shares[left] > room[left]).any(axis=1)]
-    return shares
-
-
-def _round(parts: Floats, total: int) -> Ints:
-    """Parts [B, K] of sum total, rounded down, then one more to those of the largest remainders."""
-    whole = np.floor(parts)
-    missing = total - whole.sum(axis=1, keepdims=True)
-    rank = np.argsort(np.argsort(whole - parts, axis=1), axis=1)  # 0 for the largest fraction
-    rounded: Ints = (whole + (rank < missing)).astype(np.int64)
-    return rounded
-
-
-def _few_shares(rng: np.random.Generator, room: Ints, *, present: int, queries: int) -> Ints:
-    tasks, ways = room.shape
-    chosen = _choose(rng, np.full(tasks, ways), np.full(tasks, present)).reshape(tasks, present)
-    shares = np.zeros((tasks, ways), dtype=np.int64)
-    equal, rest = divmod(queries, present)
-    np.put_along_axis(shares, chosen, equal + (np.arange(present) < rest)[None], axis=1)
-    return shares
-
-
-class _Limits(NamedTuple):
-    min_ways: int
-    max_ways: int
-    max_queries: int
-    max_support: int
-    max_support_per_class: int
-
-
-def _compose_meta_dataset(
-    rng: np.random.Generator,
-    class_sizes: Ints,
-    *,
-    group_sizes: Ints,  # [G]
-    group_classes: Ints,  # [sum of group_sizes]
-    take_all: bool,  # all classes of the group, not a random number of them
-    limits: _Limits,
-) -> _Composition:
-    group = _uniform(rng, np.full(BLOCK, len(group_sizes)))
-    n = group_sizes[group]  # [B]
-    ways = np.minimum(n, limits.max_ways)
-    if not take_all:
-        ways = limits.min_ways + _uniform(rng, ways - limits.min_ways + 1)
-    task, _ = _segments(ways)  # [P]
-    classes = group_classes[_before(group_sizes)[group][task] + _choose(rng, n, ways)]
-
-    first = _before(ways)
-    size = class_sizes[classes]  # [P]  n_c
-    queries = np.minimum(limits.max_queries, np.minimum.reduceat(size // 2, first))[task]
-    room = size - queries
-
-    b = rng.random(BLOCK)[task]
-    contribution = np.floor(b * np.minimum(limits.max_support_per_class, room) + 1)
-    support = np.minimum(limits.max_support, np.add.reduceat(contribution, first))  # [B]  |S|
-    weight = size * np.exp(rng.uniform(*LOG_WEIGHTS, size=len(size)))
-    pi = weight / np.add.reduceat(weight, first)[task]
-    shots = np.minimum(np.floor(pi * (support - ways)[task]).astype(np.int64) + 1, room)
-    return _Composition(ways, classes, shots, queries)
-
-
-def _uniform(rng: np.random.Generator, counts: Ints) -> Ints:
-    """Uniform integers in 0 .. counts - 1."""
-    return (rng.random(len(counts)) * counts).astype(np.int64)
-
-
-# Segments: vectors of several lengths, one after the other ----------------------------------------
-
-
-def _segments(lengths: Ints) -> tuple[Ints, Ints]:
-    """For each element: the number of its segment, and its position within it."""
-    owner = np.repeat(np.arange(len(lengths)), lengths)
-    return owner, np.arange(len(owner)) - _before(lengths)[owner]
-
-
-def _before(lengths: Ints) -> Ints:
-    """Where each segment begins."""
-    return np.cumsum(lengths) - lengths
-
-
-def _before_in_task(lengths: Ints, first: Ints, task: Ints) -> Ints:
-    start = _before(lengths)
-    return start - start[first][task]
-
-
-def _cut(lengths: Ints, first: int, last: int) -> slice:
-    """The elements of the segments first .. last - 1."""
-    return slice(int(lengths[:first].sum()), int(lengths[:last].sum()))
 
 
 # What was asked for -------------------------------------------------------------------------------
 
 
-def _make_pool(labels: Any) -> _Pool:
+def _make_pool(labels: Any) -> Pool:
     tensor = to_integers("labels", labels, None)
     if tensor.dim() != 1 or not len(tensor):
         refuse_shape("labels", "[M], not 0", tensor)
@@ -478,7 +297,7 @@ def _make_pool(labels: Any) -> _Pool:
         raise ValueError("labels: expected classes (>= 0), got only negative numbers")
     rows = used[np.argsort(array[used], kind="stable")]
     numbers, sizes = np.unique(array[rows], return_counts=True)
-    return _Pool(numbers, sizes, _before(sizes), rows, tensor.device)
+    return Pool(numbers, sizes, before(sizes), rows, tensor.device)
 
 
 def _check_counts(**values: Any) -> dict[str, int]:
@@ -487,12 +306,12 @@ def _check_counts(**values: Any) -> dict[str, int]:
     }
 
 
-def _check_ways(pool: _Pool, ways: int, name: str = "ways") -> None:
+def _check_ways(pool: Pool, ways: int, name: str = "ways") -> None:
     if ways > len(pool.sizes):
         raise ValueError(f"{name}: expected at most {len(pool.sizes)}, the classes of labels, got {ways}")
 
 
-def _check_sizes(pool: _Pool, needed: int, reason: str) -> None:
+def _check_sizes(pool: Pool, needed: int, reason: str) -> None:
     small = np.flatnonzero(pool.sizes < needed)
     if len(small):
         number, size = pool.numbers[small[0]], int(pool.sizes[small[0]])

@@ -1,0 +1,108 @@
+"""The shapes and dtypes of what every operator returns, for torch.compile. Arguments: see csrc/ops.cpp."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+register_fake: Any = torch.library.register_fake  # untyped in torch
+
+
+def fake_solve(
+    features: Tensor,
+    rows: Tensor | None,
+    labels: Tensor,
+    offsets: Tensor,
+    classes: Tensor,
+    *,
+    iterations: int,
+    probs_size: int,
+    weights_rows: int,
+    history: bool,
+    **hyper_parameters: object,
+) -> tuple[Tensor, ...]:
+    dtype = real(features)
+    tasks = classes.shape[0]
+    return (
+        features.new_empty((probs_size,), dtype=dtype),
+        labels.new_empty(labels.shape),
+        features.new_empty((weights_rows, features.shape[1]), dtype=dtype),
+        labels.new_empty((tasks,)),
+        features.new_empty((tasks, iterations + 1 if history else 0, 3), dtype=dtype),
+        labels.new_empty((tasks, 3)),
+    )
+
+
+def fake_distance_softmax(features: Tensor, weights: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    shape = (*features.shape[:-1], weights.shape[-2])  # [T, N, K]
+    return features.new_empty(shape), features.new_empty(shape)
+
+
+def fake_q_update(
+    log_probs: Tensor, labels: Tensor, alpha: float, beta: float, marginal_weight: float
+) -> Tensor:
+    return log_probs.new_empty(log_probs.shape)  # [T, N, K]
+
+
+def fake_w_update(features: Tensor, weights: Tensor, *others: object) -> Tensor:
+    return weights.new_empty(weights.shape)  # [T, K, d]
+
+
+def fake_gd_gradient(
+    features: Tensor, weights: Tensor, labels: Tensor, **hyper_parameters: object
+) -> tuple[Tensor, Tensor, Tensor]:
+    tasks = features.shape[0]
+    return features.new_empty((tasks,)), features.new_empty((tasks, 3)), weights.new_empty(weights.shape)
+
+
+def real(features: Tensor) -> torch.dtype:
+    return torch.float64 if features.dtype == torch.float64 else torch.float32
+
+
+def fake_shard_scale(features: Tensor, labels: Tensor, normalize: bool) -> tuple[Tensor, Tensor]:
+    return features.new_empty((features.shape[0],), dtype=real(features)), labels.new_empty((3,))
+
+
+def fake_shard_softmax(
+    features: Tensor, labels: Tensor, scale: Tensor, weights: Tensor, *others: object, **options: object
+) -> tuple[Tensor, Tensor]:
+    columns = features.new_empty((3, weights.shape[0]), dtype=torch.float64)
+    return columns, features.new_empty((4,), dtype=torch.float64)
+
+
+def fake_shard_sums(
+    features: Tensor, labels: Tensor, scale: Tensor, log_probs: Tensor, factor: Tensor, **options: object
+) -> tuple[Tensor, Tensor]:
+    sums = features.new_empty((factor.shape[0], features.shape[1]), dtype=torch.float64)
+    return sums, features.new_empty((factor.shape[0],), dtype=torch.float64)
+
+
+def fake_shard_classify(
+    features: Tensor, labels: Tensor, scale: Tensor, weights: Tensor, *, temperature: float, probs: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    n, dtype = features.shape[0], real(features)
+    p = features.new_empty((n if probs else 0, weights.shape[0]), dtype=dtype)
+    return p, labels.new_empty((n,)), features.new_empty((n,), dtype=dtype), labels.new_empty((3,))
+
+
+FAKES = {
+    "adm_solve": fake_solve,
+    "gd_solve": fake_solve,
+    "distance_softmax": fake_distance_softmax,
+    "q_update": fake_q_update,
+    "w_update": fake_w_update,
+    "gd_gradient": fake_gd_gradient,
+    "shard_scale": fake_shard_scale,
+    "shard_softmax": fake_shard_softmax,
+    "shard_adm_sums": fake_shard_sums,
+    "shard_gd_sums": fake_shard_sums,
+    "shard_classify": fake_shard_classify,
+}
+
+
+def register_fakes() -> None:
+    """Once the library with the operators is loaded."""
+    for operator, fake in FAKES.items():
+        register_fake(f"tim_ext::{operator}", fake)
