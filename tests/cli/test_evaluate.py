@@ -280,6 +280,7 @@ def test_evaluate_threads(file, set_threads):
     [
         (["--methods", "tim-amd"], r"methods: expected names out of prototype, .*, got 'tim-amd'"),
         (["--set", "tim-adm.tau=1"], r"tim-adm: expected hyper-parameters out of normalize, .*, got 'tau'"),
+        (["--set", "tim-adm.solver=dual"], r"tim-adm: expected form, the new name of solver, got 'solver'"),
         (["--set", "tim-adm.alpha=high"], r"tim-adm.alpha: expected a number, got 'high'"),
         (["--set", "tim-adm.iterations=1.5"], r"tim-adm.iterations: expected an integer, got '1.5'"),
         (["--set", "tim-adm.normalize=1"], r"tim-adm.normalize: expected true or false, got '1'"),

@@ -247,6 +247,7 @@ def test_no_readable_query(folders, capsys):
         (["--set", "temperature=hot"], "tim-adm.temperature: expected a number, got 'hot'"),
         (["--set", "temperature=-1"], "temperature: expected a finite number > 0, got -1.0"),
         (["--set", "lr=1"], "--set: expected a hyper-parameter out of normalize, lam, "),
+        (["--set", "solver=dual"], "--set: expected form, the new name of solver, got 'solver'"),
         (["--set", "class_prior=oracle"], "--set: expected --class-prior instead of class_prior, got "),
         (
             ["--class-prior", "rings=1"],

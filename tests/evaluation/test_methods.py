@@ -8,6 +8,7 @@ import pytest
 from helpers.paths import DOCS
 
 from tim_ext.evaluation.methods import METHODS, Method
+from tim_ext.solver.renames import renamed
 
 
 def test_grids_begin_with_the_defaults():
@@ -34,6 +35,7 @@ def test_the_page_has_every_method_and_its_grid():
 
 
 def test_the_former_name_of_a_hyper_parameter():
+    @renamed(solver="form")
     def solve(features, labels, *, form="auto"):
         raise NotImplementedError
 

@@ -78,10 +78,13 @@ def read_set(options: argparse.Namespace, method: Method) -> dict[str, Any]:
     hyper = {}
     for text in options.set:
         name, value = split_assignment("--set", text)
-        if name not in known:
+        if name in method.parameters and name not in known:
             option = f"--{name.replace('_', '-')}"
-            if name in method.parameters:
-                raise UserError(f"--set: expected {option} instead of {name}, got {text!r}")
+            raise UserError(f"--set: expected {option} instead of {name}, got {text!r}")
+        if name in method.former_names:
+            new = method.former_names[name]
+            raise UserError(f"--set: expected {new}, the new name of {name}, got {name!r}")
+        if name not in known:
             raise UserError(f"--set: expected a hyper-parameter out of {', '.join(known)}, got {name!r}")
         hyper[name] = method.parse(name, value)
     return hyper
