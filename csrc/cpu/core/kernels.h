@@ -1,4 +1,4 @@
-// What each instruction set provides. isa_*.cpp compile the same source (kernels.inc) once per
+// What each instruction set provides. kernels/*.cpp compile the same source (kernels/table-inl.h) once per
 // instruction set; kernels() picks the best table the machine can run.
 #pragma once
 
@@ -87,24 +87,18 @@ struct Kernels {
 template <class T>
 const Kernels<T>& kernels();
 
-// One per isa_*.cpp.
+// One per instruction set, defined by kernels/table-inl.h; those that the machine's architecture does not have are missing.
+namespace baseline {
 template <class T>
-const Kernels<T>& kernels_baseline();
+const Kernels<T>& table();
+}
+namespace avx2 {
 template <class T>
-const Kernels<T>& kernels_avx2();
+const Kernels<T>& table();
+}
+namespace avx512 {
 template <class T>
-const Kernels<T>& kernels_avx512();
-template <>
-const Kernels<float>& kernels_baseline<float>();
-template <>
-const Kernels<double>& kernels_baseline<double>();
-template <>
-const Kernels<float>& kernels_avx2<float>();
-template <>
-const Kernels<double>& kernels_avx2<double>();
-template <>
-const Kernels<float>& kernels_avx512<float>();
-template <>
-const Kernels<double>& kernels_avx512<double>();
+const Kernels<T>& table();
+}
 
 }  // namespace tim_ext

@@ -6,6 +6,14 @@
 //                   scalars = how far power log2 p_ik stays above underflow;  sum over S of log2 p_i,y(i);
 //                             sum over Q, k of p log_a p;  max |p - before|
 //   weighted half   sums_k = sum_i x_ik z_i,  totals_k = sum over Q of q_ik or sum_i g_ik
+#pragma once
+
+#include "cpu/kernels/gd-inl.h"
+#include "cpu/kernels/passes-inl.h"
+#include "cpu/kernels/prelude.h"
+
+namespace tim_ext {
+namespace TIM_ISA {
 
 template <class T>
 class Shard : public PrimalPasses<T> {
@@ -173,3 +181,6 @@ void shard_classify(const Task& task, double temperature, const T* scale, const 
   shard.set_weights(weights);
   shard.finish(out);
 }
+
+}  // namespace TIM_ISA
+}  // namespace tim_ext

@@ -3,6 +3,13 @@
 //
 // KT is the number of classes where it is known at compile time (loops over classes are then unrolled), 0 where
 // it is not. Logits and log-probabilities are in units of log 2 throughout: see vexp2.
+#pragma once
+
+#include "cpu/kernels/prelude.h"
+#include "cpu/kernels/vectors-inl.h"
+
+namespace tim_ext {
+namespace TIM_ISA {
 
 // Weights of the updates.
 template <class T>
@@ -336,3 +343,6 @@ TIM_INLINE void marginal_factors(int64_t classes, Coefficients<T> c, const T* s,
   for (int64_t k = 0; k < classes; k += kWidth<T>)
     store(factor + k, vexp2<T>((vlog2<T>(load(s + k)) + load(log_prior + k)) * -c.marginal_power));
 }
+
+}  // namespace TIM_ISA
+}  // namespace tim_ext

@@ -7,6 +7,15 @@
 //
 // Layout: G in column panels of up to 3 vectors, [panel][row j][columns of the panel], so that a product
 // reads it in order. U, p, x class-major, [K][lanes]; C as C_k - C_K, k < K, and C_K.
+#pragma once
+
+#include "cpu/kernels/iteration-inl.h"
+#include "cpu/kernels/prelude.h"
+#include "cpu/kernels/rows-inl.h"
+#include "cpu/kernels/tiles-inl.h"
+
+namespace tim_ext {
+namespace TIM_ISA {
 
 template <class T>
 class Dual {
@@ -341,3 +350,6 @@ void dual_solve(const Task& task, const AdmParams& params, const T* scale, const
   }
   form.finish(out);
 }
+
+}  // namespace TIM_ISA
+}  // namespace tim_ext

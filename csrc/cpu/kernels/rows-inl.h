@@ -1,4 +1,11 @@
 // Reading feature rows: conversion of half types, lengths, and the transposed panels of the Gram product.
+#pragma once
+
+#include "cpu/kernels/prelude.h"
+#include "cpu/kernels/vectors-inl.h"
+
+namespace tim_ext {
+namespace TIM_ISA {
 
 struct Half {
   uint16_t bits;
@@ -186,3 +193,6 @@ template <class T>
 bool rows_need_scratch(const Task& task) {
   return sizeof(T) == 4 && task.dtype != Dtype::f32;
 }
+
+}  // namespace TIM_ISA
+}  // namespace tim_ext

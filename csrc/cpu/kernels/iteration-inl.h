@@ -1,44 +1,12 @@
 // What the dual and the primal form of TIM-ADM share: workspace, the order of an iteration, results.
+#pragma once
 
-// Hands out 64-byte aligned pieces of one buffer; with a null buffer it only counts.
-class Arena {
- public:
-  explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
-  template <class U>
-  U* take(int64_t n) {
-    U* p = base_ ? reinterpret_cast<U*>(base_ + used_) : nullptr;
-    used_ += (n * int64_t(sizeof(U)) + 63) / 64 * 64;
-    return p;
-  }
-  int64_t used() const { return used_; }
+#include "cpu/kernels/blocks-inl.h"
+#include "cpu/kernels/prelude.h"
+#include "cpu/kernels/workspace-inl.h"
 
- private:
-  char* base_;
-  int64_t used_ = 0;
-};
-
-TIM_INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-
-// f(i) for i in 0 .. n - 1, on the team's threads if there is more than one piece and thread. Each thread takes the
-// next piece when it is free, so that one that is held up holds up no more than the piece it has.
-template <class F>
-TIM_INLINE void run(const Team& team, int64_t n, F f) {
-  if (team.threads <= 1 || n <= 1) {
-    for (int64_t i = 0; i < n; ++i) f(i);
-  } else {
-    struct Pieces {
-      F& f;
-      int64_t n, next;
-    } pieces{f, n, 0};
-    team.parallel(
-        team.threads < n ? team.threads : n,
-        [](void* context, int64_t) {
-          Pieces& p = *static_cast<Pieces*>(context);
-          for (int64_t i; (i = __atomic_fetch_add(&p.next, 1, __ATOMIC_RELAXED)) < p.n;) p.f(i);
-        },
-        &pieces);
-  }
-}
+namespace tim_ext {
+namespace TIM_ISA {
 
 // Partial sums of every block, added in block order (in double) so that the result depends on nothing else.
 template <class T>
@@ -304,3 +272,6 @@ void weight_differences(const T* weights, int64_t classes, int64_t dim, T tau, T
     shift[k] = T(double(tau) / 2 * sum);
   }
 }
+
+}  // namespace TIM_ISA
+}  // namespace tim_ext

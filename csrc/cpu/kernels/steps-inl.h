@@ -1,5 +1,15 @@
 // The steps of TIM-ADM as functions of their own, for one task, in terms of the solvers' building blocks.
 // Arrays of the caller are sample-major, [N, K]; blocks are class-major.
+#pragma once
+
+#include "cpu/kernels/blocks-inl.h"
+#include "cpu/kernels/iteration-inl.h"
+#include "cpu/kernels/prelude.h"
+#include "cpu/kernels/rows-inl.h"
+#include "cpu/kernels/tiles-inl.h"
+
+namespace tim_ext {
+namespace TIM_ISA {
 
 // log p and p of rows i0 .. i0 + n - 1 (n <= kStepRows).
 template <class T>
@@ -151,3 +161,6 @@ inline int64_t step_workspace(const StepShape& shape) {
   const int64_t K = shape.classes;
   return (K * shape.dim + K * (2 * kStepRows + 2 * 8 + 8) + 6 * kStepRows) * 8 + 2 * K * 64 + 16 * 64;
 }
+
+}  // namespace TIM_ISA
+}  // namespace tim_ext

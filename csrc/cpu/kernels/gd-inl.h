@@ -9,6 +9,13 @@
 //   v_ik = p_ik a [ m log_a(phat_k / (K prior_k)) - alpha log_a(p_ik) ]
 //   dL/dw_k = tau ( sum_i g_ik z_i - w_k sum_i g_ik )
 // The rows g_i sum to 0, so the passes of primal.h apply.
+#pragma once
+
+#include "cpu/kernels/passes-inl.h"
+#include "cpu/kernels/prelude.h"
+
+namespace tim_ext {
+namespace TIM_ISA {
 
 // exp(t) - 1 for |t| <= 1/2.
 template <class T>
@@ -287,3 +294,6 @@ void gd_gradient(const Task& task, const GdParams& params, const T* scale, const
   form.prepare();
   form.gradient_at(weights, gradient, terms);
 }
+
+}  // namespace TIM_ISA
+}  // namespace tim_ext

@@ -1,7 +1,11 @@
 // Vectors of the instruction set that this translation unit is compiled for, and the exponential and
-// logarithm on them. Included inside the instruction set's own namespace (see kernels.inc).
+// logarithm on them.
+#pragma once
 
-#define TIM_INLINE inline __attribute__((always_inline))
+#include "cpu/kernels/prelude.h"
+
+namespace tim_ext {
+namespace TIM_ISA {
 
 template <class T>
 struct Simd;
@@ -226,3 +230,6 @@ TIM_INLINE void transpose(Vec<T> (&r)[kWidth<T>]) {
     transpose<T, s / 2>(r);
   }
 }
+
+}  // namespace TIM_ISA
+}  // namespace tim_ext
