@@ -22,7 +22,7 @@ STABLE_TORCH_LIBRARY(tim_ext, m) {
   m.def(
       "adm_solve(Tensor features, Tensor? rows, Tensor labels, Tensor offsets, Tensor classes, *, "
       "float lam, float alpha, float beta, float temperature, float marginal_weight, "
-      "int iterations, float tol, bool normalize, str solver, "
+      "int iterations, float tol, bool normalize, str form, "
       "SymInt probs_size, SymInt weights_rows, bool history, Tensor? class_prior=None) -> "
       "(Tensor probs, Tensor predictions, Tensor weights, Tensor iterations, Tensor history, "
       "Tensor status)");
@@ -59,7 +59,7 @@ STABLE_TORCH_LIBRARY(tim_ext, m) {
       "(Tensor loss, Tensor terms, Tensor gradient)");
 
   // The halves of an iteration on a part of one task, for tim_ext/distributed.py: the part's samples
-  // features [n, d] and labels [n]; weights [K, d]. Sums leave in float64; what they are: cpu/core/shard.h.
+  // features [n, d] and labels [n]; weights [K, d]. Sums leave in float64; what they are: cpu/kernels/shard-inl.h.
   // log_probs and before [ceil(n / 256) * 256 * K] are the caller's memory in the kernels' own order.
   // Row lengths: scale [n], and status [3] as above with value = 1 if rows must be normalised beforehand.
   m.def("shard_scale(Tensor features, Tensor labels, bool normalize) -> (Tensor scale, Tensor status)");

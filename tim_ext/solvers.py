@@ -74,7 +74,7 @@ def adm(
     """
     given = lam, alpha, temperature, marginal_weight, tol, iterations, beta, solver
     params = ADM if all(map(is_, given, ADM_DEFAULTS)) else AdmParams(*given)  # no need to check
-    own = {"beta": params.beta, "solver": params.solver}
+    own = {"beta": params.beta, "form": params.solver}
     task = features, labels, index, num_classes, class_prior
     return _solve("adm_solve", params, own, task, normalize, history, outputs)
 

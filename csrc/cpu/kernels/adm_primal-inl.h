@@ -24,14 +24,6 @@ class PrimalAdm : public PrimalPasses<T> {
 };
 
 template <class T>
-int64_t primal_workspace(const Task& task, const AdmParams& params) {
-  Arena arena(nullptr);
-  const Team nobody{1, nullptr};
-  PrimalAdm<T>(task, params, nullptr, nobody, arena);
-  return arena.used();
-}
-
-template <class T>
 void primal_solve(const Task& task, const AdmParams& params, const T* scale, const TaskOutputs<T>& out,
                   const Team& team, void* work) {
   Arena arena(work);

@@ -179,7 +179,8 @@ class PrimalPasses {
     } else {
       // p once more, from the logits: exp(log p) would cost float32 a digit.
       softmax_pass([&](Block<T>& block, int64_t b, int64_t slot) {
-        Sums<T> sums{state.parts + b * 4 * state.stride, nullptr, nullptr, T(0)};
+        Sums<T> sums;
+        sums.p = state.parts + b * 4 * state.stride;
         softmax_block<0, false>(task_.classes, c_, state.shift, block,
                                 state.accumulators + slot * 2 * task_.classes, sums);
         finish_block(task_.classes, block);
@@ -204,17 +205,18 @@ class PrimalPasses {
       const int64_t end = (chunk + 1) * chunk_blocks_ < blocks ? (chunk + 1) * chunk_blocks_ : blocks;
       for (int64_t b = chunk * chunk_blocks_; b < end; ++b) {
         const int64_t K = task_.classes, queries_from = (task_.support - b * rows_) / W;
-        Block<T> block{logits_ + b * rows_ * K,
-                       log_total_ + chunk * rows_,
-                       inverse_ + chunk * rows_,
-                       p_ + chunk * K * rows_,
-                       x_ + chunk * K * rows_,
-                       q_inverse_ + chunk * rows_,
-                       rows_,
-                       labels_ + b * rows_,
-                       (count(b) + W - 1) / W,
-                       queries_from > 0 ? queries_from : 0,
-                       b == blocks - 1};
+        Block<T> block;
+        block.logits = logits_ + b * rows_ * K;
+        block.log_total = log_total_ + chunk * rows_;
+        block.inverse = inverse_ + chunk * rows_;
+        block.p = p_ + chunk * K * rows_;
+        block.x = x_ + chunk * K * rows_;
+        block.q_inverse = q_inverse_ + chunk * rows_;
+        block.ld = rows_;
+        block.labels = labels_ + b * rows_;
+        block.vectors = (count(b) + W - 1) / W;
+        block.first_query = queries_from > 0 ? queries_from : 0;
+        block.ends = b == blocks - 1;
         f(block, b, chunk);
       }
     });

@@ -87,7 +87,7 @@ Rows measure_rows(const Task& task, bool normalize, T* scale, int64_t* bad) {
     for (int64_t i = 0; i < task.samples(); ++i) {
       auto* x = features + task.rows[i] * task.dim;
       T square = squared_norm<T>(x, task.dim);
-      if (square > Simd<T>::tiny && square < Simd<T>::huge) {
+      if (square > Range<T>::tiny && square < Range<T>::huge) {
         scale[i] = normalize ? T(1) / __builtin_sqrt(square) : T(1);
         continue;
       }

@@ -18,11 +18,11 @@ constexpr Kernels<T> make_table() {
   Kernels<T> k{};
   k.measure_rows = measure_rows<T>;
   k.normalize_rows = normalize_rows<T>;
-  k.dual_workspace = dual_workspace<T>;
-  k.primal_workspace = primal_workspace<T>;
+  k.dual_workspace = workspace_of<Dual<T>, AdmParams>;
+  k.primal_workspace = workspace_of<PrimalAdm<T>, AdmParams>;
   k.dual = dual_solve<T>;
   k.primal = primal_solve<T>;
-  k.gd_workspace = gd_workspace<T>;
+  k.gd_workspace = workspace_of<Gd<T>, GdParams>;
   k.gd = gd_solve<T>;
   k.gd_gradient = gd_gradient<T>;
   k.step_workspace = step_workspace;
@@ -32,8 +32,7 @@ constexpr Kernels<T> make_table() {
   k.multiply_add_rounds = multiply_add_rounds<T>;
   k.shard_workspace = shard_workspace<T>;
   k.shard_softmax = shard_softmax<T>;
-  k.shard_adm_sums = shard_adm_sums<T>;
-  k.shard_gd_sums = shard_gd_sums<T>;
+  k.shard_sums = shard_sums<T>;
   k.shard_classify = shard_classify<T>;
   return k;
 }

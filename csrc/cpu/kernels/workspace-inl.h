@@ -13,7 +13,7 @@ class Arena {
   template <class U>
   U* take(int64_t n) {
     U* p = base_ ? reinterpret_cast<U*>(base_ + used_) : nullptr;
-    used_ += (n * int64_t(sizeof(U)) + 63) / 64 * 64;
+    used_ += round_up(n * int64_t(sizeof(U)), 64);
     return p;
   }
   int64_t used() const { return used_; }
@@ -22,8 +22,6 @@ class Arena {
   char* base_;
   int64_t used_ = 0;
 };
-
-TIM_INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 // f(i) for i in 0 .. n - 1, on the team's threads if there is more than one piece and thread. Each thread takes the
 // next piece when it is free, so that one that is held up holds up no more than the piece it has.

@@ -235,7 +235,7 @@ struct AdmPrimalForm {
   __device__ void product() { primal_product(team, a, s, c.tau); }
   // w_k <- (sum_i X_ik z_i + B_k w_k) / D_k
   __device__ void update() {
-    const T query_weight = T(a.support) / T(a.queries());
+    const T query_weight = a.c_query();
     for (int i = team.thread(); i < a.n; i += team.threads()) {
       const T weight = a.is_query(i) ? query_weight : c.support;
       for (int k = 0; k < a.K; ++k) s.x[grouped(i, k, a.ld)] = weight * (a.target(k)[i] - a.p(k)[i]);

@@ -105,7 +105,7 @@ __device__ void dual_shift(const Team& team, const TaskArrays<T>& a, const DualS
 template <class T>
 __device__ void dual_update(const Team& team, const TaskArrays<T>& a, const DualState<T>& s,
                             T support_weight) {
-  const T query_weight = T(a.support) / T(a.queries());
+  const T query_weight = a.c_query();
   for (int i = team.thread(); i < a.n; i += team.threads()) {
     const T weight = a.is_query(i) ? query_weight : support_weight;
     auto x = [&](int k) { return weight * (a.target(k)[i] - a.p(k)[i]); };
