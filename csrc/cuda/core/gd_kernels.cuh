@@ -97,13 +97,9 @@ __global__ void __launch_bounds__(kThreads, 1) gd_kernel(Problem<T> problem, GdW
               for (int64_t j = team.thread(); j < task.classes * m.s.pitch; j += team.threads())
                 m.first[j] = m.second[j] = T(0);
               primal_start(team, m.a, m.s, rows_of(problem, task), static_cast<const T*>(nullptr));
-              T* const history =
-                  problem.history ? problem.history + 3 * problem.history_length * task.task : nullptr;
-              const int64_t iterations = gd_iterate(team, m, c, shared.partial, history);
-              if (team.thread() == 0) problem.iterations[task.task] = iterations;
-              write_rows(team, m.a, problem, task);
-              if (problem.weights)
-                primal_finish(team, m.s, task.classes, problem.weights + task.first_class * problem.dim);
+              const int64_t iterations = gd_iterate(team, m, c, shared.partial, history_of(problem, task));
+              write_results(team, m.a, problem, task, iterations);
+              primal_finish(team, m.s, problem, task);
             });
 }
 

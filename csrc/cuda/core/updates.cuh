@@ -301,5 +301,19 @@ __device__ void write_rows(const Team& team, const TaskArrays<T>& a, const Probl
   }
 }
 
+// The rows of a task's history, or null.
+template <class T>
+__device__ T* history_of(const Problem<T>& problem, const TaskEntry& task) {
+  return problem.history ? problem.history + 3 * problem.history_length * task.task : nullptr;
+}
+
+// What a solve leaves besides W.
+template <class T>
+__device__ void write_results(const Team& team, const TaskArrays<T>& a, const Problem<T>& problem,
+                              const TaskEntry& task, int64_t iterations) {
+  if (team.thread() == 0) problem.iterations[task.task] = iterations;
+  write_rows(team, a, problem, task);
+}
+
 }  // namespace cuda
 }  // namespace tim_ext
