@@ -8,7 +8,7 @@
 //   g_ik = 1/|Q| (v_ik - p_ik sum_j v_ij)                                 i in Q
 //   v_ik = p_ik a [ m log_a(phat_k / (K prior_k)) - alpha log_a(p_ik) ]
 //   dL/dw_k = tau ( sum_i g_ik z_i - w_k sum_i g_ik )
-// The rows g_i sum to 0, so the passes of primal.h apply.
+// The rows g_i sum to 0, so the passes of passes-inl.h apply.
 #pragma once
 
 #include "cpu/kernels/passes-inl.h"

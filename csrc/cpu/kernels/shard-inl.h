@@ -1,4 +1,4 @@
-// The halves of an iteration on a part of a task: the passes of primal.h, cut where the sums over the parts are due.
+// The halves of an iteration on a part of a task: the passes of passes-inl.h, cut where the sums over the parts are due.
 // Every sum leaves in double, so that adding the parts costs no digits. log p lies with the caller in between.
 //
 //   softmax half    columns[0] = sum_i c_i p_ik,  columns[1] = log2 sum over Q of p_ik^power,
