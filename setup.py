@@ -31,7 +31,7 @@ def native_library(name: str, sources: list[str], libraries: list[str], *macros:
     return Extension(
         f"tim_ext.{name}",
         sources=["csrc/module.cpp", *sources],
-        depends=files("csrc/**/*.h", "csrc/**/*.inc", "csrc/**/*.cuh"),
+        depends=files("csrc/**/*.h", "csrc/**/*.cuh"),
         include_dirs=[str(ROOT / "csrc")],
         libraries=libraries,  # found where torch loaded them: no rpath
         define_macros=[

@@ -1,6 +1,18 @@
 // The operators of tim_ext: every schema in one place. Kernels live in cpu/ and cuda/, one file
 // per operator, and register themselves for their device.
 //
+// To add a hyper-parameter:
+//   1. the schema below; the argument at the same place in common/*_operators.h (shard_*: cpu/shard_*.cpp), where it becomes
+//   2. a field of the params in common/problem.h;
+//   3. what it changes in common/equations.h: coefficients that the kernels of both devices then have by name;
+//   4. the keywords of tests/cuda_emulation/binding.cpp; a value of its own in tests/solver/test_hyper_parameters.py.
+// To add an operator:
+//   1. the schema below; its fake and a sample for opcheck in Python (see an operator of the same family);
+//   2. checks and results in common/*_operators.h, its plain arguments in common/steps.h or problem.h;
+//   3. cpu/<name>.cpp and cuda/<name>.cpp, which register it; the work in cpu/core and cpu/kernels (a slot of Kernels, filled by
+//      name in table-inl.h) and in cuda/core (declared in core.h);
+//   4. the emulation: binding.cpp and the backends of the tests.
+//
 // A batch of tasks is flat. Sample r of the batch is row `rows[r]` of `features` (row r itself when
 // `rows` is absent); task t owns the samples offsets[t] .. offsets[t+1] and has classes[t] classes.
 //
@@ -22,7 +34,7 @@ STABLE_TORCH_LIBRARY(tim_ext, m) {
   m.def(
       "adm_solve(Tensor features, Tensor? rows, Tensor labels, Tensor offsets, Tensor classes, *, "
       "float lam, float alpha, float beta, float temperature, float marginal_weight, "
-      "int iterations, float tol, bool normalize, str solver, "
+      "int iterations, float tol, bool normalize, str form, "
       "SymInt probs_size, SymInt weights_rows, bool history, Tensor? class_prior=None) -> "
       "(Tensor probs, Tensor predictions, Tensor weights, Tensor iterations, Tensor history, "
       "Tensor status)");
@@ -58,8 +70,8 @@ STABLE_TORCH_LIBRARY(tim_ext, m) {
       "float temperature, float marginal_weight, float entropy_order=1.0, Tensor? class_prior=None) -> "
       "(Tensor loss, Tensor terms, Tensor gradient)");
 
-  // The halves of an iteration on a part of one task, for tim_ext/distributed.py: the part's samples
-  // features [n, d] and labels [n]; weights [K, d]. Sums leave in float64; what they are: cpu/core/shard.h.
+  // The halves of an iteration on a part of one task, for tim_ext.distributed: the part's samples
+  // features [n, d] and labels [n]; weights [K, d]. Sums leave in float64; what they are: cpu/kernels/shard-inl.h.
   // log_probs and before [ceil(n / 256) * 256 * K] are the caller's memory in the kernels' own order.
   // Row lengths: scale [n], and status [3] as above with value = 1 if rows must be normalised beforehand.
   m.def("shard_scale(Tensor features, Tensor labels, bool normalize) -> (Tensor scale, Tensor status)");

@@ -1,4 +1,4 @@
-"""Coefficients of vexp2<float> in csrc/cpu/core/vec.h: 2^f = 1 + f g(f) on |f| <= 1/2.
+"""Coefficients of vexp2<float> in csrc/cpu/kernels/vectors-inl.h: 2^f = 1 + f g(f) on |f| <= 1/2.
 
 g has degree 5. Iteratively reweighted least squares drives the largest relative error of 2^f down to
 (nearly) its minimax value; the script prints the coefficients and that error.

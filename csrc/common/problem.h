@@ -1,64 +1,100 @@
-// What a solver gets and gives, in plain pointers, sizes and parameters: the same for every device.
+// What the operators get and give, in plain pointers, sizes and parameters: the same for every device. Fields are
+// filled by name; a hyper-parameter that an operator does not have stays NaN.
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "common/status.h"
 
 namespace tim_ext {
 
 enum class Dtype { f32, f64, f16, bf16 };
-enum class Solver { automatic, dual, primal };
+enum class Form { automatic, dual, primal };
+
+constexpr double kGramLimit = 256e6;  // bytes of the Gram matrix that Form::automatic takes at most
+
+constexpr double kNotGiven = std::numeric_limits<double>::quiet_NaN();
 
 struct AdmParams {
-  double lam, alpha, beta, temperature, marginal_weight;
-  int64_t iterations;
-  double tol;  // stop when no probability moved by more than this; 0 = never
-  bool normalize;
-  Solver solver;
+  double lam = kNotGiven;
+  double alpha = kNotGiven;
+  double beta = kNotGiven;
+  double temperature = kNotGiven;
+  double marginal_weight = kNotGiven;
+  int64_t iterations = 0;
+  double tol = 0;  // stop when no probability moved by more than this; 0 = never
+  bool normalize = false;
+  Form form = Form::automatic;
 };
 
 struct GdParams {
-  double lam, alpha, temperature, marginal_weight;
-  double entropy_order;  // of both entropies: 1 = Shannon
-  int64_t iterations;
-  double lr, adam_beta1, adam_beta2, eps;
-  double tol;
-  bool normalize;
+  double lam = kNotGiven;
+  double alpha = kNotGiven;
+  double temperature = kNotGiven;
+  double marginal_weight = kNotGiven;
+  double entropy_order = kNotGiven;  // of both entropies: 1 = Shannon
+  int64_t iterations = 0;
+  double lr = kNotGiven;
+  double adam_beta1 = kNotGiven;
+  double adam_beta2 = kNotGiven;
+  double eps = kNotGiven;
+  double tol = 0;
+  bool normalize = false;
 };
+
+enum class Method { adm, gd };
 
 // What half an iteration needs on a part of a task, whose totals are known to the caller alone.
 struct ShardParams {
-  double temperature;
-  double support_weight, query_weight;  // of the samples in every sum: c_S and c_Q, or lam / |S| and 1 / |Q|
-  double power;                         // 1 + alpha / beta of TIM-ADM; 0: no sum of p^power
-  double alpha, entropy_order;          // of TIM-GD
-  bool terms;                           // the sums for the loss terms, too
-  bool exact;                           // q in the log domain, as p^power underflows
+  Method method = Method::adm;  // of the weighted half
+  double temperature = kNotGiven;
+  double support_weight = kNotGiven;  // of the samples in every sum: c_S and c_Q,
+  double query_weight = kNotGiven;    // or lam / |S| and 1 / |Q|
+  double power = 0;                   // 1 + alpha / beta of TIM-ADM; 0: no sum of p^power
+  double alpha = kNotGiven;           // of TIM-GD
+  double entropy_order = kNotGiven;   // of TIM-GD
+  bool terms = false;                 // the sums for the loss terms, too
+  bool exact = false;                 // q in the log domain, as p^power underflows
 };
 
 // A flat batch of tasks; see ops.cpp for the meaning of each array.
 struct Batch {
-  Dtype dtype;           // of features; half types are computed in float32
-  const void* features;  // [M, dim]
-  int64_t pool_rows;     // M
-  int64_t dim;
-  const int64_t* rows;        // [R] or null
-  const int64_t* labels;      // [R]
-  const int64_t* offsets;     // [T + 1]
-  const int64_t* classes;     // [T]
-  const double* class_prior;  // [sum_t K_t] or null: uniform
-  int64_t tasks;              // T
+  Dtype dtype = Dtype::f32;        // of features; half types are computed in float32
+  const void* features = nullptr;  // [M, dim]
+  int64_t pool_rows = 0;           // M
+  int64_t dim = 0;
+  const int64_t* rows = nullptr;        // [R] or null
+  const int64_t* labels = nullptr;      // [R]
+  const int64_t* offsets = nullptr;     // [T + 1]
+  const int64_t* classes = nullptr;     // [T]
+  const double* class_prior = nullptr;  // [sum_t K_t] or null: uniform
+  int64_t tasks = 0;                    // T
 };
 
-// Where results go; T is float or double. Null pointers are not computed.
+// Where results go; pointers without a type are of the type that features compute in. What is null is not computed.
 struct Outputs {
-  void* probs;           // [sum_t N_t K_t]
-  int64_t* predictions;  // [R]
-  void* weights;         // [sum_t K_t, dim]
-  int64_t* iterations;   // [T]
-  void* history;         // [T, iterations + 1, 3]
-  int64_t* status;       // [T, 3]
+  void* probs = nullptr;           // [sum_t N_t K_t]
+  int64_t* predictions = nullptr;  // [R]
+  void* weights = nullptr;         // [sum_t K_t, dim]
+  int64_t* iterations = nullptr;   // [T]
+  void* history = nullptr;         // [T, iterations + 1, 3]
+  int64_t* status = nullptr;       // [T, 3]
 };
+
+// The loss of TIM and its gradient at given weights.
+struct Gradient {
+  const void* weights = nullptr;  // [sum_t K_t, dim]
+  void* gradient = nullptr;       // [sum_t K_t, dim]
+  void* terms = nullptr;          // [T, 3]
+  void* loss = nullptr;           // [T]
+  int64_t* status = nullptr;      // [T, 3]
+};
+
+// f(T{}) with the type T that features compute in.
+template <class F>
+auto with_real(Dtype dtype, F f) {
+  return dtype == Dtype::f64 ? f(double{}) : f(float{});
+}
 
 }  // namespace tim_ext

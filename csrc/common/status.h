@@ -1,5 +1,5 @@
-// Why a task was refused. The numbers are the contract between the kernels and
-// tim_ext/batch.py, which turns them into sentences.
+// Why a task was refused. The numbers are the contract between the kernels and the Python package,
+// which turns them into sentences.
 #pragma once
 
 #include <cstdint>

@@ -4,25 +4,17 @@
 namespace tim_ext {
 namespace {
 
-std::tuple<Tensor, Tensor> shard_adm_sums_cpu(const Tensor& features,   // [n, d]
-                                              const Tensor& labels,     // [n]
-                                              const Tensor& scale,      // [n]
-                                              const Tensor& log_probs,  // [lanes * K]
-                                              const Tensor& factor,     // [K]
-                                              double support_weight, double query_weight, double power,
-                                              bool exact) {
-  ShardPart part("shard_adm_sums", features, labels, factor.size(0));
-  check_tensor(part.op, "factor", factor, real_type(part.batch), {-1});
-  part.check_scale(scale);
-  part.check_kept("log_probs", log_probs);
-  Tensor sums = new_tensor(features, {factor.size(0), features.size(1)}, ScalarType::Double);
-  Tensor totals = new_tensor(features, {factor.size(0)}, ScalarType::Double);
-  shard_adm_sums(part.batch, {1, support_weight, query_weight, power, 0, 1, false, exact},
-                 scale.const_data_ptr(), factor.const_data_ptr(), log_probs.const_data_ptr(),
-                 sums.mutable_data_ptr<double>(), totals.mutable_data_ptr<double>(), part.status,
-                 torch_team());
-  part.check_labels();
-  return {sums, totals};
+std::tuple<Tensor, Tensor> shard_adm_sums_cpu(const Tensor& features, const Tensor& labels,
+                                              const Tensor& scale, const Tensor& log_probs,
+                                              const Tensor& factor, double support_weight,
+                                              double query_weight, double power, bool exact) {
+  ShardParams p;
+  p.method = Method::adm;
+  p.support_weight = support_weight;
+  p.query_weight = query_weight;
+  p.power = power;
+  p.exact = exact;
+  return shard_sums_operator("shard_adm_sums", p, features, labels, scale, log_probs, "factor", factor);
 }
 
 }  // namespace

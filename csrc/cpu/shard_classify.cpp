@@ -10,7 +10,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> shard_classify_cpu(const Tensor& feat
                                                               const Tensor& weights,   // [K, d]
                                                               double temperature, bool probs) {
   ShardPart part("shard_classify", features, labels, weights.size(0));
-  const ScalarType real = real_type(part.batch);
+  const ScalarType real = part.real();
   check_tensor(part.op, "weights", weights, real, {-1, features.size(1)});
   part.check_scale(scale);
   const int64_t n = part.samples();
@@ -18,9 +18,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> shard_classify_cpu(const Tensor& feat
   Tensor predictions = new_tensor(features, {n}, ScalarType::Long);
   Tensor confidences = new_tensor(features, {n}, real);
   Tensor status = new_tensor(features, {3}, ScalarType::Long);
-  shard_classify(part.batch, temperature, scale.const_data_ptr(), weights.const_data_ptr(),
-                 probs ? p.mutable_data_ptr() : nullptr, predictions.mutable_data_ptr<int64_t>(),
-                 confidences.mutable_data_ptr(), part.status, torch_team());
+  ShardParams params;
+  params.temperature = temperature;
+  ShardClassify<void> arrays;
+  arrays.scale = scale.const_data_ptr();
+  arrays.weights = weights.const_data_ptr();
+  arrays.probs = probs ? p.mutable_data_ptr() : nullptr;
+  arrays.predictions = predictions.mutable_data_ptr<int64_t>();
+  arrays.confidences = confidences.mutable_data_ptr();
+  shard_classify(part.batch, params, arrays, part.status, torch_team());
   part.check_labels();
   for (int64_t i = 0; i < 3; ++i) status.mutable_data_ptr<int64_t>()[i] = part.status[i];
   return {p, predictions, confidences, status};

@@ -4,25 +4,17 @@
 namespace tim_ext {
 namespace {
 
-std::tuple<Tensor, Tensor> shard_gd_sums_cpu(const Tensor& features,   // [n, d]
-                                             const Tensor& labels,     // [n]
-                                             const Tensor& scale,      // [n]
-                                             const Tensor& log_probs,  // [lanes * K]
-                                             const Tensor& marginal,   // [K]
-                                             double support_weight, double query_weight, double alpha,
-                                             double entropy_order) {
-  ShardPart part("shard_gd_sums", features, labels, marginal.size(0));
-  check_tensor(part.op, "marginal", marginal, real_type(part.batch), {-1});
-  part.check_scale(scale);
-  part.check_kept("log_probs", log_probs);
-  Tensor sums = new_tensor(features, {marginal.size(0), features.size(1)}, ScalarType::Double);
-  Tensor totals = new_tensor(features, {marginal.size(0)}, ScalarType::Double);
-  shard_gd_sums(part.batch, {1, support_weight, query_weight, 1, alpha, entropy_order, false, false},
-                scale.const_data_ptr(), marginal.const_data_ptr(), log_probs.const_data_ptr(),
-                sums.mutable_data_ptr<double>(), totals.mutable_data_ptr<double>(), part.status,
-                torch_team());
-  part.check_labels();
-  return {sums, totals};
+std::tuple<Tensor, Tensor> shard_gd_sums_cpu(const Tensor& features, const Tensor& labels,
+                                             const Tensor& scale, const Tensor& log_probs,
+                                             const Tensor& marginal, double support_weight,
+                                             double query_weight, double alpha, double entropy_order) {
+  ShardParams p;
+  p.method = Method::gd;
+  p.support_weight = support_weight;
+  p.query_weight = query_weight;
+  p.alpha = alpha;
+  p.entropy_order = entropy_order;
+  return shard_sums_operator("shard_gd_sums", p, features, labels, scale, log_probs, "marginal", marginal);
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ std::tuple<Tensor, Tensor> shard_scale_cpu(const Tensor& features,  // [n, d]
   std::vector<int64_t> marks(part.batch.labels, part.batch.labels + part.samples());
   for (int64_t& mark : marks) mark = mark > 0 ? 0 : mark;
   part.batch.labels = marks.data();
-  Tensor scale = new_tensor(features, {part.samples()}, real_type(part.batch));
+  Tensor scale = new_tensor(features, {part.samples()}, part.real());
   Tensor status = new_tensor(labels, {3}, ScalarType::Long);
   bool extreme;
   shard_scale(part.batch, normalize, scale.mutable_data_ptr(), &extreme, part.status, torch_team());

@@ -13,17 +13,27 @@ std::tuple<Tensor, Tensor> shard_softmax_cpu(const Tensor& features,            
                                              double temperature, double support_weight, double query_weight,
                                              double power, double entropy_order, bool terms) {
   ShardPart part("shard_softmax", features, labels, weights.size(0));
-  check_tensor(part.op, "weights", weights, real_type(part.batch), {-1, features.size(1)});
+  check_tensor(part.op, "weights", weights, part.real(), {-1, features.size(1)});
   part.check_scale(scale);
   part.check_kept("log_probs", log_probs);
   if (before) part.check_kept("before", *before);
   Tensor columns = new_tensor(features, {3, weights.size(0)}, ScalarType::Double);
   Tensor scalars = new_tensor(features, {4}, ScalarType::Double);
-  shard_softmax(part.batch,
-                {temperature, support_weight, query_weight, power, 0, entropy_order, terms, false},
-                scale.const_data_ptr(), weights.const_data_ptr(), log_probs.mutable_data_ptr(),
-                before ? before->mutable_data_ptr() : nullptr, columns.mutable_data_ptr<double>(),
-                scalars.mutable_data_ptr<double>(), part.status, torch_team());
+  ShardParams p;
+  p.temperature = temperature;
+  p.support_weight = support_weight;
+  p.query_weight = query_weight;
+  p.power = power;
+  p.entropy_order = entropy_order;
+  p.terms = terms;
+  ShardSoftmax<void> arrays;
+  arrays.scale = scale.const_data_ptr();
+  arrays.weights = weights.const_data_ptr();
+  arrays.log_probs = log_probs.mutable_data_ptr();
+  arrays.before = before ? before->mutable_data_ptr() : nullptr;
+  arrays.columns = columns.mutable_data_ptr<double>();
+  arrays.scalars = scalars.mutable_data_ptr<double>();
+  shard_softmax(part.batch, p, arrays, part.status, torch_team());
   part.check_labels();
   return {columns, scalars};
 }

@@ -1,15 +1,11 @@
 // What the operators on a part of a task share: tensors to a Batch of that one part.
 #pragma once
 
-#include "common/solve_tensors.h"
+#include "common/tensors.h"
 #include "cpu/core/core.h"
 #include "cpu/team.h"
 
 namespace tim_ext {
-
-inline ScalarType real_type(const Batch& part) {
-  return part.dtype == Dtype::f64 ? ScalarType::Double : ScalarType::Float;
-}
 
 struct ShardPart {
   Batch batch;
@@ -25,30 +21,52 @@ struct ShardPart {
     offsets[0] = 0;
     offsets[1] = features.size(0);
     classes[0] = count;
-    batch = {dtype_of(op, features),
-             features.const_data_ptr(),
-             features.size(0),
-             features.size(1),
-             nullptr,
-             labels.const_data_ptr<int64_t>(),
-             offsets,
-             classes,
-             nullptr,
-             1};
+    batch.dtype = dtype_of(op, features);
+    batch.features = features.const_data_ptr();
+    batch.pool_rows = features.size(0);
+    batch.dim = features.size(1);
+    batch.labels = labels.const_data_ptr<int64_t>();
+    batch.offsets = offsets;
+    batch.classes = classes;
+    batch.tasks = 1;
   }
   ShardPart(const ShardPart&) = delete;
   int64_t samples() const { return offsets[1]; }
-  void check_scale(const Tensor& scale) const {
-    check_tensor(op, "scale", scale, real_type(batch), {samples()});
-  }
-  // log p or p, in the blocks of core/primal.h.
+  ScalarType real() const { return real_type(batch.dtype); }
+  void check_scale(const Tensor& scale) const { check_tensor(op, "scale", scale, real(), {samples()}); }
+  // log p or p, in the blocks of kernels/passes-inl.h.
   void check_kept(const char* name, const Tensor& kept) const {
-    check_tensor(op, name, kept, real_type(batch), {shard_lanes(samples()) * classes[0]});
+    check_tensor(op, name, kept, real(), {shard_lanes(samples()) * classes[0]});
   }
   void check_labels() const {
     STD_TORCH_CHECK(status[0] != int64_t(Status::label_out_of_range), op, ": labels must be below ",
                     classes[0], ", -1 or -100, got ", status[2], " at sample ", status[1]);
   }
 };
+
+// The weighted half of TIM-ADM or TIM-GD: sums [K, d] and totals [K].
+inline std::tuple<Tensor, Tensor> shard_sums_operator(const char* op, const ShardParams& params,
+                                                      const Tensor& features,   // [n, d]
+                                                      const Tensor& labels,     // [n]
+                                                      const Tensor& scale,      // [n]
+                                                      const Tensor& log_probs,  // [lanes * K]
+                                                      const char* factor_name,
+                                                      const Tensor& factor) {  // [K]
+  ShardPart part(op, features, labels, factor.size(0));
+  check_tensor(op, factor_name, factor, part.real(), {-1});
+  part.check_scale(scale);
+  part.check_kept("log_probs", log_probs);
+  Tensor sums = new_tensor(features, {factor.size(0), features.size(1)}, ScalarType::Double);
+  Tensor totals = new_tensor(features, {factor.size(0)}, ScalarType::Double);
+  ShardSums<void> arrays;
+  arrays.scale = scale.const_data_ptr();
+  arrays.log_probs = log_probs.mutable_data_ptr();
+  arrays.factor = factor.const_data_ptr();
+  arrays.sums = sums.mutable_data_ptr<double>();
+  arrays.totals = totals.mutable_data_ptr<double>();
+  shard_sums(part.batch, params, arrays, part.status, torch_team());
+  part.check_labels();
+  return {sums, totals};
+}
 
 }  // namespace tim_ext

@@ -136,18 +136,38 @@ class Emulated(Backend):
         self, features: Tensor, weights: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
         results = self.module.distance_softmax(
-            features.numpy(), weights.numpy(), temperature, emulation=self._how
+            features.numpy(), weights.numpy(), temperature=temperature, emulation=self._how
         )
         probs, log_probs = map(torch.from_numpy, results)
         return probs, log_probs
 
-    def _q_update(self, log_probs: Tensor, labels: Tensor, *options: float) -> Tensor:
-        result = self.module.q_update(log_probs.numpy(), labels.numpy(), *options, emulation=self._how)
+    def _q_update(
+        self, log_probs: Tensor, labels: Tensor, alpha: float, beta: float, marginal_weight: float
+    ) -> Tensor:
+        result = self.module.q_update(
+            log_probs.numpy(),
+            labels.numpy(),
+            alpha=alpha,
+            beta=beta,
+            marginal_weight=marginal_weight,
+            emulation=self._how,
+        )
         return torch.from_numpy(result)
 
-    def _w_update(self, *arguments: Any) -> Tensor:
-        plain = [item.numpy() if isinstance(item, Tensor) else item for item in arguments]
-        return torch.from_numpy(self.module.w_update(*plain, emulation=self._how))
+    def _w_update(
+        self,
+        features: Tensor,
+        weights: Tensor,
+        probs: Tensor,
+        assignments: Tensor,
+        labels: Tensor,
+        lam: float,
+        alpha: float,
+        beta: float,
+    ) -> Tensor:
+        arrays = [tensor.numpy() for tensor in (features, weights, probs, assignments, labels)]
+        result = self.module.w_update(*arrays, lam=lam, alpha=alpha, beta=beta, emulation=self._how)
+        return torch.from_numpy(result)
 
     def _gd_gradient(
         self,
@@ -162,7 +182,7 @@ class Emulated(Backend):
         entropy_order: float = 1.0,
         class_prior: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        terms, gradient, status = self.module.gd_gradient(
+        loss, terms, gradient, status = self.module.gd_gradient(
             *array_and_name(features),
             weights.numpy(),
             labels.numpy(),
@@ -177,9 +197,7 @@ class Emulated(Backend):
         for task, code in enumerate(status[:, 0]):
             if code != 0:
                 raise RuntimeError(f"gd_gradient: task {task} is refused")
-        terms = torch.from_numpy(terms)
-        loss = lam * terms[:, 0] - marginal_weight * terms[:, 1] + alpha * terms[:, 2]
-        return loss, terms, torch.from_numpy(gradient)
+        return torch.from_numpy(loss), torch.from_numpy(terms), torch.from_numpy(gradient)
 
 
 def array_and_name(tensor: Tensor) -> tuple[Any, str]:

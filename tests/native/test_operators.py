@@ -138,7 +138,7 @@ def test_a_loop_of_ones_own_equals_adm(mode):
 
 
 PRIOR = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64).repeat(3)
-ADM = {"beta": BETA, "solver": "auto"}
+ADM = {"beta": BETA, "form": "auto"}
 GD = {"entropy_order": 1.0, "lr": 1e-3, "adam_beta1": 0.9, "adam_beta2": 0.999, "eps": 1e-8}
 TERMS = {"lam": LAM, "alpha": ALPHA, "temperature": TAU, "marginal_weight": M}
 
@@ -176,7 +176,7 @@ def samples() -> dict[str, list[tuple[tuple, dict]]]:
         "cpu_peak": [((1e-3, False), {}), ((1e-3, True), {})],
         "adm_solve": [
             solve_arguments(),
-            solve_arguments(torch.float64, rows=rows, solver="primal", history=False),
+            solve_arguments(torch.float64, rows=rows, form="primal", history=False),
             solve_arguments(torch.float16, probs_size=0, weights_rows=0, iterations=0),
             solve_arguments(class_prior=PRIOR),
         ],
@@ -340,9 +340,9 @@ def test_solvers_refuse_bad_arguments(own, changed, word):
         (ops.adm_solve if own is ADM else ops.gd_solve)(*arguments, **options)
 
 
-def test_adm_solve_refuses_an_unknown_solver():
-    arguments, options = solve_arguments(solver="fast")
-    with pytest.raises(RuntimeError, match="solver"):
+def test_adm_solve_refuses_an_unknown_form():
+    arguments, options = solve_arguments(form="fast")
+    with pytest.raises(RuntimeError, match="form"):
         ops.adm_solve(*arguments, **options)
 
 

@@ -21,7 +21,8 @@ pytestmark = [
 
 
 def build(folder: Path) -> Path:
-    sources = [ROOT / "tests/sanitizers/driver.cpp", *(ROOT / "csrc/cpu/core").glob("*.cpp")]
+    core = [source for room in ("core", "kernels") for source in (ROOT / "csrc/cpu" / room).glob("*.cpp")]
+    sources = [ROOT / "tests/sanitizers/driver.cpp", *core]
 
     def compile_one(source: Path) -> str:
         target = str(folder / f"{source.stem}.o")

@@ -34,8 +34,14 @@ struct Result {
         iterations(static_cast<size_t>(tasks)),
         status(static_cast<size_t>(tasks * 3)) {}
   Outputs outputs() {
-    return {probs.data(),      predictions.data(), weights.data(),
-            iterations.data(), history.data(),     status.data()};
+    Outputs out;
+    out.probs = probs.data();
+    out.predictions = predictions.data();
+    out.weights = weights.data();
+    out.iterations = iterations.data();
+    out.history = history.data();
+    out.status = status.data();
+    return out;
   }
 };
 
@@ -88,24 +94,33 @@ int run(int seed) {
   size_t at = 0;
   for (int64_t K : classes)
     for (int64_t k = 0; k < K; ++k) prior[at++] = 1.0 / double(K);
-  const Batch batch = {dtype,
-                       features.data(),
-                       samples,
-                       dim,
-                       pick(0, 1) ? rows.data() : nullptr,
-                       labels.data(),
-                       offsets.data(),
-                       classes.data(),
-                       pick(0, 1) ? prior.data() : nullptr,
-                       tasks};
+  Batch batch;
+  batch.dtype = dtype;
+  batch.features = features.data();
+  batch.pool_rows = samples;
+  batch.dim = dim;
+  batch.rows = pick(0, 1) ? rows.data() : nullptr;
+  batch.labels = labels.data();
+  batch.offsets = offsets.data();
+  batch.classes = classes.data();
+  batch.class_prior = pick(0, 1) ? prior.data() : nullptr;
+  batch.tasks = tasks;
 
   const int64_t rounds = pick(0, 6);
   const Team team = pick(0, 1) ? Team{2, run_on_threads} : Team{1, nullptr};
   const double temperature = pick(0, 4) ? 15 : std::pow(10.0, double(pick(-6, 6)));
   std::vector<Result> results;
   const double beta = pick(0, 3) ? 1.0 : 0.01, tol = pick(0, 1) ? 0 : 1e-3;
-  for (Solver solver : {Solver::dual, Solver::primal}) {
-    const AdmParams params = {0.1, 0.1, beta, temperature, 1, rounds, tol, true, solver};
+  for (Form form : {Form::dual, Form::primal}) {
+    AdmParams params;
+    params.lam = params.alpha = 0.1;
+    params.beta = beta;
+    params.temperature = temperature;
+    params.marginal_weight = 1;
+    params.iterations = rounds;
+    params.tol = tol;
+    params.normalize = true;
+    params.form = form;
     results.emplace_back(real, samples, entries, all_classes, dim, tasks, rounds);
     adm_solve(batch, params, results.back().outputs(), team);
     for (int64_t t = 0; t < tasks; ++t)
@@ -116,16 +131,33 @@ int run(int seed) {
       if (std::abs(reinterpret_cast<const double*>(results[0].probs.data())[i] -
                    reinterpret_cast<const double*>(results[1].probs.data())[i]) > 1e-8)
         return fail("the dual and the primal form disagree", seed);
-  const GdParams gd = {0.1,   0.1,  temperature, 1,   pick(0, 1) ? 1.0 : 2.0, rounds, 1e-3, 0.9,
-                       0.999, 1e-8, 0,           true};
+  GdParams gd;
+  gd.lam = gd.alpha = 0.1;
+  gd.temperature = temperature;
+  gd.marginal_weight = 1;
+  gd.entropy_order = pick(0, 1) ? 1.0 : 2.0;
+  gd.iterations = rounds;
+  gd.lr = 1e-3;
+  gd.adam_beta1 = 0.9;
+  gd.adam_beta2 = 0.999;
+  gd.eps = 1e-8;
+  gd.normalize = true;
   results.emplace_back(real, samples, entries, all_classes, dim, tasks, rounds);
   gd_solve(batch, gd, results.back().outputs(), team);
-  std::vector<char> gradient(results[0].weights.size()), terms(size_t(real * tasks * 3));
-  gd_gradient(batch, gd, results[0].weights.data(), gradient.data(), terms.data(), results[0].status.data(),
-              team);
+  std::vector<char> gradient(results[0].weights.size()), terms(size_t(real * tasks * 3)),
+      loss(size_t(real * tasks));
+  Gradient loss_and_gradient;
+  loss_and_gradient.weights = results[0].weights.data();
+  loss_and_gradient.gradient = gradient.data();
+  loss_and_gradient.terms = terms.data();
+  loss_and_gradient.loss = loss.data();
+  loss_and_gradient.status = results[0].status.data();
+  gd_gradient(batch, gd, loss_and_gradient, team);
   // The halves of an iteration on the first task.
-  const Batch part = {dtype,         features.data(), samples,        dim,     nullptr,
-                      labels.data(), offsets.data(),  classes.data(), nullptr, 1};
+  Batch part = batch;
+  part.rows = nullptr;
+  part.class_prior = nullptr;
+  part.tasks = 1;
   const size_t n = size_t(offsets[1]), K = size_t(classes[0]), size = size_t(real);
   const size_t lanes = size_t(shard_lanes(offsets[1]));
   std::vector<char> scale(size * n), log_probs(size * lanes * K), before(size * lanes * K), factor(size * K);
@@ -140,17 +172,42 @@ int run(int seed) {
   bool extreme;
   shard_scale(part, true, scale.data(), &extreme, status.data(), team);
   if (status[0]) return fail("a part was refused", seed);
-  const ShardParams shard = {
-      temperature, 0.1, 0.2, pick(0, 1) ? 1.1 : 0.0, 0.1, gd.entropy_order, pick(0, 1) > 0, pick(0, 1) > 0};
-  for (int round = 0; round < 2; ++round)
-    shard_softmax(part, shard, scale.data(), results[1].weights.data(), log_probs.data(),
-                  pick(0, 1) ? before.data() : nullptr, columns.data(), scalars.data(), status.data(), team);
-  shard_adm_sums(part, shard, scale.data(), factor.data(), log_probs.data(), sums.data(), totals.data(),
-                 status.data(), team);
-  shard_gd_sums(part, shard, scale.data(), factor.data(), log_probs.data(), sums.data(), totals.data(),
-                status.data(), team);
-  shard_classify(part, temperature, scale.data(), results[1].weights.data(), probs.data(), predictions.data(),
-                 confidences.data(), status.data(), team);
+  ShardParams shard;
+  shard.temperature = temperature;
+  shard.support_weight = 0.1;
+  shard.query_weight = 0.2;
+  shard.power = pick(0, 1) ? 1.1 : 0.0;
+  shard.alpha = 0.1;
+  shard.entropy_order = gd.entropy_order;
+  shard.terms = pick(0, 1) > 0;
+  shard.exact = pick(0, 1) > 0;
+  ShardSoftmax<void> softmax;
+  softmax.scale = scale.data();
+  softmax.weights = results[1].weights.data();
+  softmax.log_probs = log_probs.data();
+  softmax.columns = columns.data();
+  softmax.scalars = scalars.data();
+  for (int round = 0; round < 2; ++round) {
+    softmax.before = pick(0, 1) ? before.data() : nullptr;
+    shard_softmax(part, shard, softmax, status.data(), team);
+  }
+  ShardSums<void> weighted;
+  weighted.scale = scale.data();
+  weighted.log_probs = log_probs.data();
+  weighted.factor = factor.data();
+  weighted.sums = sums.data();
+  weighted.totals = totals.data();
+  for (Method method : {Method::adm, Method::gd}) {
+    shard.method = method;
+    shard_sums(part, shard, weighted, status.data(), team);
+  }
+  ShardClassify<void> classify;
+  classify.scale = scale.data();
+  classify.weights = results[1].weights.data();
+  classify.probs = probs.data();
+  classify.predictions = predictions.data();
+  classify.confidences = confidences.data();
+  shard_classify(part, shard, classify, status.data(), team);
   if (status[0]) return fail("a part was refused", seed);
   for (double value : columns)
     if (std::isnan(value)) return fail("a sum of a part is not a number", seed);

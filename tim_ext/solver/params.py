@@ -149,11 +149,6 @@ class AdmParams(TimParams):
     beta: float = number(1.0, positive=True)  # weight of the penalty that ties q to p
     form: str = checked("auto", check_form)
 
-    def arguments(self) -> dict[str, Any]:
-        arguments = {**vars(self), "solver": self.form}
-        del arguments["form"]
-        return arguments
-
 
 @dataclass(frozen=True, kw_only=True)
 class GdParams(TimParams):

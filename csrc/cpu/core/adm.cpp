@@ -24,7 +24,6 @@ template <class T>
 double primal_cost(double n, double d, double k, double iterations) {
   return iterations * (0.85 * 2 * n * d * (k - 1) + 60 * n * k + 2 * streaming<T>(n * d));
 }
-constexpr double kGramLimit = 256e6;  // bytes
 
 template <class T>
 void solve(const Batch& batch, const AdmParams& params, const Outputs& out, const Team& team) {
@@ -36,9 +35,8 @@ void solve(const Batch& batch, const AdmParams& params, const Outputs& out, cons
     const double n = double(samples), d = double(batch.dim), k = double(classes),
                  i = double(params.iterations);
     const double dual = dual_cost<T>(n, d, k, i), primal = primal_cost<T>(n, d, k, i);
-    const bool use_dual = params.solver == Solver::automatic
-                              ? n * n * sizeof(T) <= kGramLimit && dual <= primal
-                              : params.solver == Solver::dual;
+    const bool use_dual = params.form == Form::automatic ? n * n * sizeof(T) <= kGramLimit && dual <= primal
+                                                         : params.form == Form::dual;
     return Choice{use_dual, use_dual ? dual : primal};
   };
   solve_batch<T>(
@@ -57,10 +55,7 @@ void solve(const Batch& batch, const AdmParams& params, const Outputs& out, cons
 }  // namespace
 
 void adm_solve(const Batch& batch, const AdmParams& params, const Outputs& outputs, const Team& team) {
-  if (batch.dtype == Dtype::f64)
-    solve<double>(batch, params, outputs, team);
-  else
-    solve<float>(batch, params, outputs, team);
+  with_real(batch.dtype, [&](auto zero) { solve<decltype(zero)>(batch, params, outputs, team); });
 }
 
 }  // namespace tim_ext

@@ -55,16 +55,16 @@ bool order_samples(const Batch& batch, int64_t t, int64_t classes_before, Worker
       }
     }
   }
-  task = {batch.dtype,
-          batch.features,
-          batch.dim,
-          w.rows.data(),
-          w.position.data(),
-          w.labels.data(),
-          support,
-          static_cast<int64_t>(w.rows.size()) - support,
-          K,
-          batch.class_prior ? batch.class_prior + classes_before : nullptr};
+  task.dtype = batch.dtype;
+  task.features = batch.features;
+  task.dim = batch.dim;
+  task.rows = w.rows.data();
+  task.position = w.position.data();
+  task.labels = w.labels.data();
+  task.support = support;
+  task.query = static_cast<int64_t>(w.rows.size()) - support;
+  task.classes = K;
+  task.class_prior = batch.class_prior ? batch.class_prior + classes_before : nullptr;
   return true;
 }
 
@@ -88,11 +88,8 @@ bool prepare_task(const Batch& batch, int64_t t, int64_t classes_before, bool no
   w.scale.resize(w.rows.size());
   int64_t bad = 0;
   const Rows rows = kernels<T>().measure_rows(task, normalize, w.scale.data(), &bad);
-  if (rows == Rows::not_finite) {
-    status[0] = static_cast<int64_t>(Status::features_not_finite);
-    status[1] = w.position[static_cast<size_t>(bad)];
-    return false;
-  }
+  if (rows == Rows::not_finite)
+    return refuse(status, Status::features_not_finite, w.position[static_cast<size_t>(bad)], 0);
   if (rows == Rows::extreme && normalize) {
     T* copy = static_cast<T*>(w.copy.at_least(task.samples() * task.dim * int64_t(sizeof(T))));
     kernels<T>().normalize_rows(task, copy);
@@ -106,7 +103,7 @@ bool prepare_task(const Batch& batch, int64_t t, int64_t classes_before, bool no
 
 // Where the results of a task go in the flat outputs.
 struct Place {
-  int64_t task, samples_before, probs_before, classes_before;
+  int64_t task = 0, samples_before = 0, probs_before = 0, classes_before = 0;
 };
 
 // work(place, worker, team) for every task of the batch. cost(n, K) is in multiply-adds, done in `rounds` rounds
@@ -122,7 +119,12 @@ void for_tasks(const Batch& batch, const Team& team, int64_t rounds, Cost cost, 
   int64_t probs = 0, classes = 0;
   for (int64_t t = 0; t < tasks; ++t) {
     const int64_t n = batch.offsets[t + 1] - batch.offsets[t], K = batch.classes[t];
-    order.push_back({t, batch.offsets[t], probs, classes});
+    Place place;
+    place.task = t;
+    place.samples_before = batch.offsets[t];
+    place.probs_before = probs;
+    place.classes_before = classes;
+    order.push_back(place);
     costs.push_back(cost(n, K));
     probs += n * K;
     classes += K;
@@ -161,14 +163,13 @@ void solve_batch(const Batch& batch, int64_t iterations, bool normalize, const O
   for_tasks<T>(batch, team, iterations, cost, [&](const Place& place, Worker<T>& worker, const Team& inner) {
     const int64_t t = place.task, n = batch.offsets[t + 1] - batch.offsets[t], K = batch.classes[t];
     const T nan = std::numeric_limits<T>::quiet_NaN();
-    TaskOutputs<T> mine = {
-        out.probs ? static_cast<T*>(out.probs) + place.probs_before : nullptr,
-        out.predictions + place.samples_before,
-        out.weights ? static_cast<T*>(out.weights) + place.classes_before * batch.dim : nullptr,
-        out.history ? static_cast<T*>(out.history) + t * (iterations + 1) * 3 : nullptr,
-        out.iterations + t,
-        out.status + 3 * t,
-        nullptr};
+    TaskOutputs<T> mine;
+    if (out.probs) mine.probs = static_cast<T*>(out.probs) + place.probs_before;
+    mine.predictions = out.predictions + place.samples_before;
+    if (out.weights) mine.weights = static_cast<T*>(out.weights) + place.classes_before * batch.dim;
+    if (out.history) mine.history = static_cast<T*>(out.history) + t * (iterations + 1) * 3;
+    mine.iterations = out.iterations + t;
+    mine.status = out.status + 3 * t;
     *mine.iterations = 0;
     std::fill_n(mine.predictions, n, kPadding);
     if (mine.history) std::fill_n(mine.history, (iterations + 1) * 3, nan);

@@ -49,10 +49,10 @@ const char* cpu_capability() {
 template <class T>
 const Kernels<T>& kernels() {
 #if defined(__x86_64__) && defined(__GNUC__)
-  if (isa() == Isa::avx512) return kernels_avx512<T>();
-  if (isa() == Isa::avx2) return kernels_avx2<T>();
+  if (isa() == Isa::avx512) return avx512::table<T>();
+  if (isa() == Isa::avx2) return avx2::table<T>();
 #endif
-  return kernels_baseline<T>();
+  return baseline::table<T>();
 }
 template const Kernels<float>& kernels<float>();
 template const Kernels<double>& kernels<double>();

@@ -19,43 +19,38 @@ void solve(const Batch& batch, const GdParams& params, const Outputs& out, const
 }
 
 template <class T>
-void differentiate(const Batch& batch, const GdParams& params, const T* weights, T* gradient, T* terms,
-                   int64_t* status, const Team& team) {
+void differentiate(const Batch& batch, const GdParams& params, const Gradient& out, const Team& team) {
+  const GdCoefficients<T> c = gd_coefficients<T>(params);
   for_tasks<T>(
       batch, team, 1, [&](int64_t n, int64_t classes) { return double(2 * n * batch.dim) * double(classes); },
       [&](const Place& place, Worker<T>& worker, const Team& inner) {
-        const int64_t at = place.classes_before * batch.dim;
+        const int64_t t = place.task, at = place.classes_before * batch.dim;
+        TaskGradient<T> mine;
+        mine.weights = static_cast<const T*>(out.weights) + at;
+        mine.gradient = static_cast<T*>(out.gradient) + at;
+        mine.terms = static_cast<T*>(out.terms) + 3 * t;
         Task task;
-        if (!prepare_task(batch, place.task, place.classes_before, params.normalize, worker, task,
-                          status + 3 * place.task)) {
+        if (prepare_task(batch, t, place.classes_before, params.normalize, worker, task,
+                         out.status + 3 * t)) {
+          void* work = worker.solver.at_least(kernels<T>().gd_workspace(task, params));
+          kernels<T>().gd_gradient(task, params, worker.scale.data(), mine, inner, work);
+        } else {
           const T nan = std::numeric_limits<T>::quiet_NaN();
-          std::fill_n(gradient + at, batch.classes[place.task] * batch.dim, nan);
-          std::fill_n(terms + 3 * place.task, 3, nan);
-          return;
+          std::fill_n(mine.gradient, batch.classes[t] * batch.dim, nan);
+          std::fill_n(mine.terms, 3, nan);
         }
-        void* work = worker.solver.at_least(kernels<T>().gd_workspace(task, params));
-        kernels<T>().gd_gradient(task, params, worker.scale.data(), weights + at, gradient + at,
-                                 terms + 3 * place.task, inner, work);
+        static_cast<T*>(out.loss)[t] = loss_of(c, mine.terms);
       });
 }
 
 }  // namespace
 
 void gd_solve(const Batch& batch, const GdParams& params, const Outputs& outputs, const Team& team) {
-  if (batch.dtype == Dtype::f64)
-    solve<double>(batch, params, outputs, team);
-  else
-    solve<float>(batch, params, outputs, team);
+  with_real(batch.dtype, [&](auto zero) { solve<decltype(zero)>(batch, params, outputs, team); });
 }
 
-void gd_gradient(const Batch& batch, const GdParams& params, const void* weights, void* gradient, void* terms,
-                 int64_t* status, const Team& team) {
-  if (batch.dtype == Dtype::f64)
-    differentiate(batch, params, static_cast<const double*>(weights), static_cast<double*>(gradient),
-                  static_cast<double*>(terms), status, team);
-  else
-    differentiate(batch, params, static_cast<const float*>(weights), static_cast<float*>(gradient),
-                  static_cast<float*>(terms), status, team);
+void gd_gradient(const Batch& batch, const GdParams& params, const Gradient& out, const Team& team) {
+  with_real(batch.dtype, [&](auto zero) { differentiate<decltype(zero)>(batch, params, out, team); });
 }
 
 }  // namespace tim_ext

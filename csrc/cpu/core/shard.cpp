@@ -24,20 +24,12 @@ struct Part {
   }
 };
 
-template <class F>
-void with_real(const Batch& part, F f) {
-  if (part.dtype == Dtype::f64)
-    f(double{});
-  else
-    f(float{});
-}
-
 }  // namespace
 
 void shard_scale(const Batch& part, bool normalize, void* scale, bool* extreme, int64_t* status,
                  const Team& team) {
   *extreme = false;
-  with_real(part, [&](auto zero) {
+  with_real(part.dtype, [&](auto zero) {
     using T = decltype(zero);
     Part<T> p;
     std::fill_n(static_cast<T*>(scale), part.offsets[1], T(0));
@@ -71,72 +63,67 @@ void shard_scale(const Batch& part, bool normalize, void* scale, bool* extreme, 
   });
 }
 
-void shard_softmax(const Batch& part, const ShardParams& params, const void* scale, const void* weights,
-                   void* log_probs, void* before, double* columns, double* scalars, int64_t* status,
-                   const Team& team) {
-  with_real(part, [&](auto zero) {
+void shard_softmax(const Batch& part, const ShardParams& params, const ShardSoftmax<void>& arrays,
+                   int64_t* status, const Team& team) {
+  with_real(part.dtype, [&](auto zero) {
     using T = decltype(zero);
     Part<T> p;
-    if (!p.open(part, scale, status)) {
+    if (!p.open(part, arrays.scale, status)) {
       const int64_t K = part.classes[0];
-      std::fill_n(columns, 3 * K, 0.0);
-      std::fill_n(columns + K, K, -std::numeric_limits<double>::infinity());
-      std::fill_n(scalars, 4, 0.0);
-      scalars[0] = std::numeric_limits<double>::infinity();
+      std::fill_n(arrays.columns, 3 * K, 0.0);
+      std::fill_n(arrays.columns + K, K, -std::numeric_limits<double>::infinity());
+      std::fill_n(arrays.scalars, 4, 0.0);
+      arrays.scalars[0] = std::numeric_limits<double>::infinity();
       return;
     }
-    kernels<T>().shard_softmax(p.task, params, p.worker.scale.data(), static_cast<const T*>(weights),
-                               static_cast<T*>(log_probs), static_cast<T*>(before), columns, scalars, team,
-                               p.workspace());
+    ShardSoftmax<T> mine;
+    mine.scale = p.worker.scale.data();
+    mine.weights = static_cast<const T*>(arrays.weights);
+    mine.log_probs = static_cast<T*>(arrays.log_probs);
+    mine.before = static_cast<T*>(arrays.before);
+    mine.columns = arrays.columns;
+    mine.scalars = arrays.scalars;
+    kernels<T>().shard_softmax(p.task, params, mine, team, p.workspace());
   });
 }
 
-void shard_adm_sums(const Batch& part, const ShardParams& params, const void* scale, const void* factor,
-                    const void* log_probs, double* sums, double* totals, int64_t* status, const Team& team) {
-  with_real(part, [&](auto zero) {
+void shard_sums(const Batch& part, const ShardParams& params, const ShardSums<void>& arrays, int64_t* status,
+                const Team& team) {
+  with_real(part.dtype, [&](auto zero) {
     using T = decltype(zero);
     Part<T> p;
-    if (!p.open(part, scale, status)) {
-      std::fill_n(sums, part.classes[0] * part.dim, 0.0);
-      std::fill_n(totals, part.classes[0], 0.0);
+    if (!p.open(part, arrays.scale, status)) {
+      std::fill_n(arrays.sums, part.classes[0] * part.dim, 0.0);
+      std::fill_n(arrays.totals, part.classes[0], 0.0);
       return;
     }
-    kernels<T>().shard_adm_sums(p.task, params, p.worker.scale.data(), static_cast<const T*>(factor),
-                                const_cast<T*>(static_cast<const T*>(log_probs)), sums, totals, team,
-                                p.workspace());
+    ShardSums<T> mine;
+    mine.scale = p.worker.scale.data();
+    mine.log_probs = static_cast<T*>(arrays.log_probs);
+    mine.factor = static_cast<const T*>(arrays.factor);
+    mine.sums = arrays.sums;
+    mine.totals = arrays.totals;
+    kernels<T>().shard_sums(p.task, params, mine, team, p.workspace());
   });
 }
 
-void shard_gd_sums(const Batch& part, const ShardParams& params, const void* scale, const void* marginal,
-                   const void* log_probs, double* sums, double* totals, int64_t* status, const Team& team) {
-  with_real(part, [&](auto zero) {
-    using T = decltype(zero);
-    Part<T> p;
-    if (!p.open(part, scale, status)) {
-      std::fill_n(sums, part.classes[0] * part.dim, 0.0);
-      std::fill_n(totals, part.classes[0], 0.0);
-      return;
-    }
-    kernels<T>().shard_gd_sums(p.task, params, p.worker.scale.data(), static_cast<const T*>(marginal),
-                               const_cast<T*>(static_cast<const T*>(log_probs)), sums, totals, team,
-                               p.workspace());
-  });
-}
-
-void shard_classify(const Batch& part, double temperature, const void* scale, const void* weights,
-                    void* probs, int64_t* predictions, void* confidences, int64_t* status, const Team& team) {
-  with_real(part, [&](auto zero) {
+void shard_classify(const Batch& part, const ShardParams& params, const ShardClassify<void>& arrays,
+                    int64_t* status, const Team& team) {
+  with_real(part.dtype, [&](auto zero) {
     using T = decltype(zero);
     Part<T> p;
     const int64_t n = part.offsets[1], K = part.classes[0];
-    std::fill_n(predictions, n, kPadding);
-    std::fill_n(static_cast<T*>(confidences), n, T(0));
-    if (probs) std::fill_n(static_cast<T*>(probs), n * K, T(0));
-    if (!p.open(part, scale, status)) return;
-    const TaskOutputs<T> out = {static_cast<T*>(probs),      predictions, nullptr, nullptr, nullptr, status,
-                                static_cast<T*>(confidences)};
-    kernels<T>().shard_classify(p.task, temperature, p.worker.scale.data(), static_cast<const T*>(weights),
-                                out, team,
+    ShardClassify<T> mine;
+    mine.weights = static_cast<const T*>(arrays.weights);
+    mine.probs = static_cast<T*>(arrays.probs);
+    mine.predictions = arrays.predictions;
+    mine.confidences = static_cast<T*>(arrays.confidences);
+    std::fill_n(mine.predictions, n, kPadding);
+    std::fill_n(mine.confidences, n, T(0));
+    if (mine.probs) std::fill_n(mine.probs, n * K, T(0));
+    if (!p.open(part, arrays.scale, status)) return;
+    mine.scale = p.worker.scale.data();
+    kernels<T>().shard_classify(p.task, params, mine, status, team,
                                 p.workspace(shard_lanes(p.task.samples()) * K * int64_t(sizeof(T))));
   });
 }

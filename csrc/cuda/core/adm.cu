@@ -11,8 +11,6 @@ namespace {
 // Kinds of tasks: up to 8, G in registers in tiles of that size; G in shared memory; in global memory; primal.
 enum Kind { kRegisters = 8, kSharedGram, kGlobalGram, kPrimal };
 
-constexpr double kGramLimit = 256e6;  // bytes
-
 // f(constant) for the smallest tile that holds n samples; none: false.
 template <class F>
 bool with_tile(int64_t n, F f) {
@@ -32,43 +30,49 @@ Plan choose(int64_t samples, int64_t classes, int64_t dim, const AdmParams& para
   const double n = double(samples), d = double(dim), k = double(classes), i = double(params.iterations);
   const double dual = n * n * d / 2 + i * (n * n * (k - 1) + 40 * n * k);
   const double primal = i * (2 * n * d * k + 50 * n * k);
-  if (params.solver != Solver::primal) {
-    int tile = 0;
+  Plan plan;
+  if (params.form != Form::primal) {
+    plan.cost = dual;
     if (sizeof(T) == 4)
       with_tile(samples, [&](auto size) {
         constexpr int Tile = decltype(size)::value;
-        if (take_register_memory<Tile>(nullptr, int(classes)).bytes <= device.shared_per_block) tile = Tile;
+        if (take_register_memory<Tile>(nullptr, int(classes)).bytes <= device.shared_per_block)
+          plan.kind = Tile;
       });
-    if (tile > 0) return {tile, dual, false};
+    if (plan.kind > 0) return plan;
     const bool affordable = n * n * sizeof(T) <= kGramLimit && dual <= primal;
-    if (params.solver == Solver::dual || affordable) {
+    if (params.form == Form::dual || affordable) {
       const bool shared = take_dual_shared<T>(nullptr, samples).bytes <= device.shared_per_block;
-      return {shared ? kSharedGram : kGlobalGram, dual, !shared};
+      plan.kind = shared ? kSharedGram : kGlobalGram;
+      plan.shareable = !shared;
+      return plan;
     }
   }
-  return {kPrimal, primal, true};
+  plan.kind = kPrimal;
+  plan.cost = primal;
+  plan.shareable = true;
+  return plan;
 }
 
 template <class T>
-struct Prepared {
-  Schedule schedule;
-  std::vector<GroupSlots> slots;
-  int64_t slots_total;
-};
+Prepared plan(const Batch& batch, const AdmParams& params, const Device& device) {
+  return make_plan(
+      batch, params.iterations, device,
+      [&](int64_t n, int64_t K) { return choose<T>(n, K, batch.dim, params, device); },
+      [&](int kind, int64_t n, int K) -> int64_t {
+        if (kind <= kRegisters) return 0;
+        return kind == kPrimal ? take_adm_primal_memory<T>(nullptr, n, K, batch.dim).bytes
+                               : take_dual_memory<T>(nullptr, n, K, batch.dim, kind == kGlobalGram).bytes;
+      });
+}
 
 template <class T>
-Prepared<T> plan(const Batch& batch, const AdmParams& params, const Device& device) {
-  Prepared<T> p;
-  p.schedule = make_schedule(batch, params.iterations, device, [&](int64_t n, int64_t K) {
-    return choose<T>(n, K, batch.dim, params, device);
-  });
-  p.slots = plan_slots(p.schedule, device, [&](int kind, int64_t n, int K) -> int64_t {
-    if (kind <= kRegisters) return 0;
-    return kind == kPrimal ? take_adm_primal_memory<T>(nullptr, n, K, batch.dim).bytes
-                           : take_dual_memory<T>(nullptr, n, K, batch.dim, kind == kGlobalGram).bytes;
-  });
-  p.slots_total = slots_bytes(p.slots);
-  return p;
+AdmWeights<T> weights_of(const AdmParams& params) {
+  AdmWeights<T> c{};
+  static_cast<AdmCoefficients<T>&>(c) = adm_coefficients<T>(params);
+  c.tol = T(params.tol);
+  c.iterations = params.iterations;
+  return c;
 }
 
 template <int Tile>
@@ -86,16 +90,11 @@ void launch_registers(const Problem<float>& problem, const AdmWeights<float>& we
 template <class T>
 void solve(const Batch& batch, const AdmParams& params, const Outputs& out, void* workspace,
            const Device& device, cudaStream_t stream) {
-  const Prepared<T> p = plan<T>(batch, params, device);
+  const Prepared p = plan<T>(batch, params, device);
   const Workspace<T> w = take_workspace<T>(workspace, batch, p.schedule, p.slots_total);
   const Problem<T> problem =
       prepare<T>(batch, out, p.schedule, w, params.normalize, params.iterations + 1, nullptr, stream);
-  const AdmWeights<T> weights = {T(params.temperature * kLog2e),
-                                 T(params.lam / (params.beta + params.alpha)),
-                                 T(1 + params.alpha / params.beta),
-                                 T(params.marginal_weight / (params.marginal_weight + params.beta)),
-                                 T(params.tol),
-                                 params.iterations};
+  const AdmWeights<T> weights = weights_of<T>(params);
   unsigned* counters = w.counters;
   for (size_t g = 0; g < p.schedule.groups.size(); ++g) {
     const Group& group = p.schedule.groups[g];
@@ -120,21 +119,17 @@ void solve(const Batch& batch, const AdmParams& params, const Outputs& out, void
 }  // namespace
 
 size_t adm_workspace(const Batch& batch, const AdmParams& params, const Device& device) {
-  if (batch.dtype == Dtype::f64) {
-    const auto p = plan<double>(batch, params, device);
-    return size_t(take_workspace<double>(nullptr, batch, p.schedule, p.slots_total).bytes);
-  }
-  const auto p = plan<float>(batch, params, device);
-  return size_t(take_workspace<float>(nullptr, batch, p.schedule, p.slots_total).bytes);
+  return with_real(batch.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    return workspace_bytes<T>(batch, plan<T>(batch, params, device));
+  });
 }
 
 void adm_solve(const Batch& batch, const AdmParams& params, const Outputs& outputs, void* workspace,
                const Device& device, cudaStream_t stream) {
   if (batch.tasks == 0) return;
-  if (batch.dtype == Dtype::f64)
-    solve<double>(batch, params, outputs, workspace, device, stream);
-  else
-    solve<float>(batch, params, outputs, workspace, device, stream);
+  with_real(batch.dtype,
+            [&](auto zero) { solve<decltype(zero)>(batch, params, outputs, workspace, device, stream); });
 }
 
 Device current_device() {

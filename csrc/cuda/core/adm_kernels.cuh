@@ -105,10 +105,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   TIM_SYNC(team);
 
   RegisterForm<Tile> form{g, team, m.a, m.s, c};
-  float* const history = problem.history ? problem.history + 3 * problem.history_length * task.task : nullptr;
-  const int64_t iterations = adm_iterate(team, m.a, c, form, history);
-  if (threadIdx.x == 0) problem.iterations[task.task] = iterations;
-  write_rows(team, m.a, problem, task);
+  const int64_t iterations = adm_iterate(team, m.a, c, form, history_of(problem, task));
+  write_results(team, m.a, problem, task, iterations);
   if (problem.weights == nullptr) return;
   dual_finish(team, m.a, m.s);
   TIM_SYNC(team);
@@ -207,11 +205,8 @@ __global__ void __launch_bounds__(kThreads, 1)
               gram_matrix<kGramTile>(team, rows, m.a.n, m.pitch, shared.scratch, gram, m.a.ld);
               TIM_SYNC(team);
               DualForm<T> form{gram, team, m.a, m.s, c, shared.scratch, m.sliced};
-              T* const history =
-                  problem.history ? problem.history + 3 * problem.history_length * task.task : nullptr;
-              const int64_t iterations = adm_iterate(team, m.a, c, form, history);
-              if (team.thread() == 0) problem.iterations[task.task] = iterations;
-              write_rows(team, m.a, problem, task);
+              const int64_t iterations = adm_iterate(team, m.a, c, form, history_of(problem, task));
+              write_results(team, m.a, problem, task, iterations);
               if (problem.weights == nullptr) return;
               dual_finish(team, m.a, m.s);
               TIM_SYNC(team);
@@ -235,7 +230,7 @@ struct AdmPrimalForm {
   __device__ void product() { primal_product(team, a, s, c.tau); }
   // w_k <- (sum_i X_ik z_i + B_k w_k) / D_k
   __device__ void update() {
-    const T query_weight = T(a.support) / T(a.queries());
+    const T query_weight = a.c_query();
     for (int i = team.thread(); i < a.n; i += team.threads()) {
       const T weight = a.is_query(i) ? query_weight : c.support;
       for (int k = 0; k < a.K; ++k) s.x[grouped(i, k, a.ld)] = weight * (a.target(k)[i] - a.p(k)[i]);
@@ -292,13 +287,9 @@ __global__ void __launch_bounds__(kThreads, 1)
               bind_task(m.a, problem, task, samples);
               primal_start(team, m.a, m.s, rows_of(problem, task), static_cast<const T*>(nullptr));
               AdmPrimalForm<T> form{team, m.a, m.s, c, shared.partial};
-              T* const history =
-                  problem.history ? problem.history + 3 * problem.history_length * task.task : nullptr;
-              const int64_t iterations = adm_iterate(team, m.a, c, form, history);
-              if (team.thread() == 0) problem.iterations[task.task] = iterations;
-              write_rows(team, m.a, problem, task);
-              if (problem.weights)
-                primal_finish(team, m.s, task.classes, problem.weights + task.first_class * problem.dim);
+              const int64_t iterations = adm_iterate(team, m.a, c, form, history_of(problem, task));
+              write_results(team, m.a, problem, task, iterations);
+              primal_finish(team, m.s, problem, task);
             });
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "common/numbers.h"
 #include "cuda/core/platform.h"
 
 namespace tim_ext {
@@ -13,10 +14,6 @@ constexpr int kThreads = 256;  // of every block
 constexpr int kLanes = 32;
 constexpr int kWarps = kThreads / kLanes;
 constexpr unsigned kAllLanes = 0xffffffffu;
-
-__host__ __device__ constexpr int64_t round_up(int64_t n, int64_t unit) {
-  return (n + unit - 1) / unit * unit;
-}
 
 // Arrays one after the other in one piece of memory; from null, only counts bytes.
 class Arena {
@@ -137,23 +134,6 @@ __device__ __forceinline__ void load_four(const double* from, double* v) {
   const double2 x = *reinterpret_cast<const double2*>(from), y = *reinterpret_cast<const double2*>(from + 2);
   v[0] = x.x, v[1] = x.y, v[2] = y.x, v[3] = y.y;
 }
-
-constexpr double kLog2e = 1.4426950408889634074, kLn2 = 0.69314718055994530942;
-
-template <class T>
-struct Range;
-template <>
-struct Range<float> {
-  static constexpr float smallest = 1.17549435e-38f;   // normal
-  static constexpr float tiny = 1e-30f, huge = 1e30f;  // squared lengths in between are exact enough
-  static constexpr int exponent = 126;
-};
-template <>
-struct Range<double> {
-  static constexpr double smallest = 2.2250738585072014e-308;
-  static constexpr double tiny = 1e-280, huge = 1e280;
-  static constexpr int exponent = 1022;
-};
 
 }  // namespace cuda
 }  // namespace tim_ext

@@ -1,7 +1,7 @@
 // The torch-free core of the CUDA operators: plain device pointers, sizes and parameters.
 //
 // A solve passes through: adm.cu or gd.cu here (which kernel each task gets, launches) -> the kernel
-// (*_kernel.cuh), which keeps a thread block on a task until it is solved.
+// (*_kernels.cuh), which keeps a thread block on a task until it is solved.
 //
 // In a Batch, features, rows and labels are device pointers; offsets, classes and class_prior are host pointers,
 // read before the call returns. Outputs are device pointers. Nothing here allocates, synchronises or
@@ -11,6 +11,7 @@
 #include <cstddef>
 
 #include "common/problem.h"
+#include "common/steps.h"
 #include "cuda/core/platform.h"
 
 namespace tim_ext {
@@ -32,28 +33,17 @@ size_t gd_workspace(const Batch& batch, const GdParams& params, const Device& de
 void gd_solve(const Batch& batch, const GdParams& params, const Outputs& outputs, void* workspace,
               const Device& device, cudaStream_t stream);
 
-// weights, gradient [sum_t K_t, dim] and terms [T, 3] of the type that features compute in; status [T, 3].
-void gd_gradient(const Batch& batch, const GdParams& params, const void* weights, void* gradient, void* terms,
-                 int64_t* status, void* workspace, const Device& device, cudaStream_t stream);
+// With the workspace of gd_workspace.
+void gd_gradient(const Batch& batch, const GdParams& params, const Gradient& out, void* workspace,
+                 const Device& device, cudaStream_t stream);
 
-// loss [T] = lam CE - m M + alpha H, from the terms [T, 3] of gd_gradient.
+// The steps; T is float or double.
 template <class T>
-void sum_terms(const T* terms, int64_t tasks, const GdParams& params, T* loss, cudaStream_t stream);
-
-// The steps, for T tasks of equal shape; T is float or double.
-struct StepShape {
-  int64_t tasks, samples, classes, dim;
-};
+void distance_softmax(const DistanceSoftmax<T>& step, cudaStream_t stream);
 template <class T>
-void distance_softmax(const T* features, const T* weights, const StepShape& shape, double temperature,
-                      T* probs, T* log_probs, cudaStream_t stream);
+void q_update(const QUpdate<T>& step, cudaStream_t stream);
 template <class T>
-void q_update(const T* log_probs, const int64_t* labels, const StepShape& shape, double power,
-              double marginal_power, T* assignments, cudaStream_t stream);
-template <class T>
-void w_update(const T* features, const T* weights, const T* probs, const T* assignments,
-              const int64_t* labels, const StepShape& shape, double support_weight, T* out,
-              cudaStream_t stream);
+void w_update(const WUpdate<T>& step, cudaStream_t stream);
 
 }  // namespace cuda
 }  // namespace tim_ext

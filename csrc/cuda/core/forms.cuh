@@ -105,7 +105,7 @@ __device__ void dual_shift(const Team& team, const TaskArrays<T>& a, const DualS
 template <class T>
 __device__ void dual_update(const Team& team, const TaskArrays<T>& a, const DualState<T>& s,
                             T support_weight) {
-  const T query_weight = T(a.support) / T(a.queries());
+  const T query_weight = a.c_query();
   for (int i = team.thread(); i < a.n; i += team.threads()) {
     const T weight = a.is_query(i) ? query_weight : support_weight;
     auto x = [&](int k) { return weight * (a.target(k)[i] - a.p(k)[i]); };
@@ -216,10 +216,13 @@ __device__ void primal_product(Team& team, const TaskArrays<T>& a, const PrimalS
   TIM_SYNC(team);
 }
 
-// W to where the caller wants it.
+// W to where the caller wants it, if he does.
 template <class T>
-__device__ void primal_finish(const Team& team, const PrimalState<T>& s, int K, T* out) {
-  for (int64_t j = team.thread(); j < K * s.dim; j += team.threads())
+__device__ void primal_finish(const Team& team, const PrimalState<T>& s, const Problem<T>& problem,
+                              const TaskEntry& task) {
+  if (problem.weights == nullptr) return;
+  T* const out = problem.weights + task.first_class * problem.dim;
+  for (int64_t j = team.thread(); j < task.classes * s.dim; j += team.threads())
     out[j] = s.weights[j / s.dim * s.pitch + j % s.dim];
 }
 

@@ -14,7 +14,7 @@ struct GdMemory {
   TaskArrays<T> a;
   PrimalState<T> s;
   T *first, *second;  // Adam's moments, [K][pitch]
-  T* adam;            // [2]: step size and factor of sqrt(second) at this step
+  AdamStep<T>* adam;  // of this step
   int64_t bytes;
 };
 template <class T>
@@ -25,7 +25,7 @@ __host__ __device__ GdMemory<T> take_gd_memory(void* start, int64_t N, int K, in
   m.s = take_primal<T>(arena, N, m.a.ld, K, dim);
   m.first = arena.take<T>(K * m.s.pitch);
   m.second = arena.take<T>(K * m.s.pitch);
-  m.adam = arena.take<T>(2);
+  m.adam = arena.take<AdamStep<T>>(1);
   m.bytes = round_up(arena.used(), 256);
   return m;
 }
@@ -63,24 +63,24 @@ __device__ int64_t gd_iterate(Team& team, const GdMemory<T>& m, const GdWeights<
       a.moved[(t + 1) % 2] = 0;
       power1 *= c.adam_beta1;
       power2 *= c.adam_beta2;
-      m.adam[0] = T(c.lr / (1 - power1));
-      m.adam[1] = T(1 / sqrt(1 - power2));
+      *m.adam = adam_step<T>(c.lr, power1, power2);
     }
     gd_class_sums(team, a, c.marginal_weight, c.order);
     TIM_SYNC(team);
     if (history != nullptr && team.warp() == 0) write_terms(a, c.order, history + 3 * t);
     if (stop) return t;
     gd_weights_of_samples(team, m, c);
-    const T rate = m.adam[0], correction = m.adam[1];
+    const T rate = m.adam->rate, correction = m.adam->correction;
     accumulate_columns(team, m.s.rows(), a.n, m.s.dim, m.s.x, a.ld, a.K, partial, m.s.sliced,
                        [&](int k, int64_t column, T sum) {
                          const int64_t at = k * m.s.pitch + column;
                          const T w = m.s.weights[at], gradient = (sum - w * a.step()[k]) * c.temperature;
-                         const T first = m.first[at] + (gradient - m.first[at]) * c.keep_first;
-                         const T second = m.second[at] * c.keep_second + gradient * gradient * c.add_second;
+                         const T first = m.first[at] + (gradient - m.first[at]) * c.adam.add_first;
+                         const T second =
+                             m.second[at] * c.adam.keep_second + gradient * gradient * c.adam.add_second;
                          m.first[at] = first;
                          m.second[at] = second;
-                         m.s.weights[at] = w - first * rate / (sqrt(second) * correction + c.eps);
+                         m.s.weights[at] = w - first * rate / (sqrt(second) * correction + c.adam.eps);
                        });
     TIM_SYNC(team);
   }
@@ -97,13 +97,9 @@ __global__ void __launch_bounds__(kThreads, 1) gd_kernel(Problem<T> problem, GdW
               for (int64_t j = team.thread(); j < task.classes * m.s.pitch; j += team.threads())
                 m.first[j] = m.second[j] = T(0);
               primal_start(team, m.a, m.s, rows_of(problem, task), static_cast<const T*>(nullptr));
-              T* const history =
-                  problem.history ? problem.history + 3 * problem.history_length * task.task : nullptr;
-              const int64_t iterations = gd_iterate(team, m, c, shared.partial, history);
-              if (team.thread() == 0) problem.iterations[task.task] = iterations;
-              write_rows(team, m.a, problem, task);
-              if (problem.weights)
-                primal_finish(team, m.s, task.classes, problem.weights + task.first_class * problem.dim);
+              const int64_t iterations = gd_iterate(team, m, c, shared.partial, history_of(problem, task));
+              write_results(team, m.a, problem, task, iterations);
+              primal_finish(team, m.s, problem, task);
             });
 }
 
@@ -136,9 +132,9 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    sum_terms_kernel(const T* terms, int64_t tasks, T lam, T marginal_weight, T alpha, T* loss) {
+    sum_terms_kernel(const T* terms, int64_t tasks, GdCoefficients<T> c, T* loss) {
   const int64_t t = int64_t(blockIdx.x) * kThreads + threadIdx.x;
-  if (t < tasks) loss[t] = lam * terms[3 * t] - marginal_weight * terms[3 * t + 1] + alpha * terms[3 * t + 2];
+  if (t < tasks) loss[t] = loss_of(c, terms + 3 * t);
 }
 
 }  // namespace cuda

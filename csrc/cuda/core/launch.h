@@ -34,17 +34,17 @@ void allow_shared(Kernel* kernel, int64_t bytes) {
 
 // Which kernel a task gets. Tasks of one kind are neighbours in the table, and one launch.
 struct Plan {
-  int kind;
-  double cost;     // multiply-adds of the whole solve
-  bool shareable;  // whether several blocks can work on it
-  int team = 1;    // blocks that do
+  int kind = 0;
+  double cost = 0;         // multiply-adds of the whole solve
+  bool shareable = false;  // whether several blocks can work on it
+  int team = 1;            // blocks that do
 };
 
 // Tasks of one kind; those for teams come first.
 struct Group {
-  int kind, first, count;
+  int kind = 0, first = 0, count = 0;
   std::vector<int> teams;  // blocks of each team
-  int64_t samples;         // the largest N
+  int64_t samples = 0;     // the largest N
 };
 
 constexpr int64_t kMostSamples = int64_t(1) << 30;
@@ -87,7 +87,14 @@ Schedule make_schedule(const Batch& batch, int64_t rounds, const Device& device,
     if (n > kMostSamples || batch.tasks > kMostSamples)
       throw std::runtime_error(
           "tim_ext: more than 2^30 samples in a task, or tasks, are not supported on a GPU");
-    entries.push_back({batch.offsets[t], probs, classes, int(t), int(n), int(K), 0});
+    TaskEntry entry{};
+    entry.first_sample = batch.offsets[t];
+    entry.first_prob = probs;
+    entry.first_class = classes;
+    entry.task = int(t);
+    entry.samples = int(n);
+    entry.classes = int(K);
+    entries.push_back(entry);
     plans.push_back(choose(n, K));
     probs += n * K;
     classes += K;
@@ -111,8 +118,11 @@ Schedule make_schedule(const Batch& batch, int64_t rounds, const Device& device,
   for (int t : order) {
     const Plan& plan = plans[size_t(t)];
     const TaskEntry& entry = entries[size_t(t)];
-    if (schedule.groups.empty() || schedule.groups.back().kind != plan.kind)
-      schedule.groups.push_back({plan.kind, int(schedule.table.size()), 0, {}, 0});
+    if (schedule.groups.empty() || schedule.groups.back().kind != plan.kind) {
+      schedule.groups.emplace_back();
+      schedule.groups.back().kind = plan.kind;
+      schedule.groups.back().first = int(schedule.table.size());
+    }
     Group& group = schedule.groups.back();
     ++group.count;
     if (plan.team > 1) group.teams.push_back(plan.team);
@@ -161,8 +171,8 @@ Workspace<T> take_workspace(void* start, const Batch& batch, const Schedule& sch
 // The slots of a group: one at a time for its teams, then one for each block of the others. Blocks of these kernels fill
 // a processor (they use more than half of its registers), so more of them would not run; fewer do if memory is short.
 struct GroupSlots {
-  int64_t team_bytes, bytes;  // of a slot
-  int count;
+  int64_t team_bytes = 0, bytes = 0;  // of a slot
+  int count = 0;
   int64_t total() const { return std::max(team_bytes, bytes * count); }
 };
 constexpr int64_t kSlotsBudget = int64_t(2) << 30;
@@ -171,7 +181,7 @@ template <class SlotBytes>  // slot_bytes(kind, n, K)
 std::vector<GroupSlots> plan_slots(const Schedule& schedule, const Device& device, SlotBytes slot_bytes) {
   std::vector<GroupSlots> all;
   for (const Group& group : schedule.groups) {
-    GroupSlots slots{0, 0, 0};
+    GroupSlots slots;
     const int teams = int(group.teams.size());
     for (int i = 0; i < group.count; ++i) {
       const TaskEntry& task = schedule.table[size_t(group.first + i)];
@@ -191,6 +201,27 @@ inline int64_t slots_bytes(const std::vector<GroupSlots>& all) {
   int64_t bytes = 0;
   for (const GroupSlots& slots : all) bytes = std::max(bytes, slots.total());
   return bytes;
+}
+
+// How a batch is solved, and the memory for it.
+struct Prepared {
+  Schedule schedule;
+  std::vector<GroupSlots> slots;
+  int64_t slots_total = 0;
+};
+template <class Choose, class SlotBytes>
+Prepared make_plan(const Batch& batch, int64_t rounds, const Device& device, Choose choose,
+                   SlotBytes slot_bytes) {
+  Prepared p;
+  p.schedule = make_schedule(batch, rounds, device, choose);
+  p.slots = plan_slots(p.schedule, device, slot_bytes);
+  p.slots_total = slots_bytes(p.slots);
+  return p;
+}
+
+template <class T>
+size_t workspace_bytes(const Batch& batch, const Prepared& p) {
+  return size_t(take_workspace<T>(nullptr, batch, p.schedule, p.slots_total).bytes);
 }
 
 inline void upload(const void* from, int64_t bytes, void* to, cudaStream_t stream) {
@@ -215,7 +246,7 @@ Problem<T> prepare(const Batch& batch, const Outputs& out, const Schedule& sched
     std::vector<double> logs;
     for (int64_t t = 0; t < batch.tasks; ++t)
       for (int64_t k = 0; k < batch.classes[t]; ++k)
-        logs.push_back(-std::log2(double(batch.classes[t]) * batch.class_prior[logs.size()]));
+        logs.push_back(log_prior_of(batch.classes[t], batch.class_prior[logs.size()]));
     upload(logs.data(), int64_t(logs.size() * sizeof(double)), w.log_priors, stream);
   }
   const bool half = batch.dtype == Dtype::f16 || batch.dtype == Dtype::bf16;
@@ -259,12 +290,22 @@ void launch_group(Kernel* kernel, const Problem<T>& problem, const Weights& weig
   allow_shared(kernel, shared);
   const int teams = int(group.teams.size());
   for (int i = 0; i < teams; ++i) {
-    const Slots slots{w.slots, memory.team_bytes, group.first + i, 1, nullptr, counters + 1 + i};
+    Slots slots{};
+    slots.memory = w.slots;
+    slots.bytes = memory.team_bytes;
+    slots.first = group.first + i;
+    slots.count = 1;
+    slots.arrived = counters + 1 + i;
     TIM_LAUNCH_COOPERATIVE((*kernel), group.teams[size_t(i)], kThreads, size_t(shared), stream, problem,
                            weights, slots, more...);
   }
   if (group.count == teams) return;
-  const Slots slots{w.slots, memory.bytes, group.first + teams, group.count - teams, counters, nullptr};
+  Slots slots{};
+  slots.memory = w.slots;
+  slots.bytes = memory.bytes;
+  slots.first = group.first + teams;
+  slots.count = group.count - teams;
+  slots.next = counters;
   TIM_LAUNCH((*kernel), memory.count, kThreads, size_t(shared), stream, problem, weights, slots, more...);
 }
 

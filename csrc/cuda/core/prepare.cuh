@@ -19,6 +19,8 @@ static __global__ void __launch_bounds__(kThreads, 1)
 }
 
 // 2^e within the range of normal numbers.
+template <class T>
+constexpr int kExponent = sizeof(T) == 4 ? 126 : 1022;
 __device__ __forceinline__ void power_of_two(int e, float* out) { *out = __int_as_float((e + 127) << 23); }
 __device__ __forceinline__ void power_of_two(int e, double* out) {
   *out = __longlong_as_double(static_cast<long long>(e + 1023) << 52);
@@ -55,7 +57,7 @@ __device__ bool measure_row(const FeatureRows<T>& rows, int64_t i, bool normaliz
     largest = warp_max(largest);
     if (finite && normalize) {
       int e = largest > 0 ? -ilogb(largest) : 0;
-      e = e > Range<T>::exponent ? Range<T>::exponent : e < -Range<T>::exponent ? -Range<T>::exponent : e;
+      e = e > kExponent<T> ? kExponent<T> : e < -kExponent<T> ? -kExponent<T> : e;
       power_of_two(e, &a);
       square = 0;
       for (int64_t c = lane * kVector<T>; c < rows.dim; c += kLanes * kVector<T>) {

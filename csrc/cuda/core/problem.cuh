@@ -28,7 +28,7 @@ struct Problem {
   int64_t pool_rows, dim;
   const int64_t* rows;       // [R] or null
   const int64_t* labels;     // [R]
-  const double* log_priors;  // [sum_t K_t] or null: -log2(K prior_k)
+  const double* log_priors;  // [sum_t K_t] or null: see log_prior_of
   const TaskEntry* table;    // [T]
   const T* start;            // [sum_t K_t, dim]: initial weights, or null for the prototypes
 

@@ -44,19 +44,20 @@ struct Differences {
 constexpr int kSoftmaxRows = 64;
 template <class T>
 __global__ void __launch_bounds__(kThreads, 1)
-    distance_softmax_kernel(const T* features, const T* weights, StepShape shape, bool aligned, T tau,
-                            T* probs, T* log_probs) {
+    distance_softmax_kernel(DistanceSoftmax<T> step, bool aligned) {
   TIM_SHARED_MEMORY(memory);
   Arena arena(memory);
+  const StepShape& shape = step.shape;
+  const T tau = step.c.tau;
   const int K = int(shape.classes), warp = int(threadIdx.x) / kLanes, lane = lane_id();
   T* const shift = arena.take<T>(K);
   const int64_t tiles = (shape.samples + kSoftmaxRows - 1) / kSoftmaxRows, task = blockIdx.x / tiles;
   const int64_t first = blockIdx.x % tiles * kSoftmaxRows;
   const int n = int(shape.samples - first < kSoftmaxRows ? shape.samples - first : kSoftmaxRows);
-  const PlainRows<T> rows{features + (task * shape.samples + first) * shape.dim, shape.dim, aligned};
-  const PlainRows<T> w{weights + task * shape.classes * shape.dim, shape.dim, aligned};
-  T* const log_p = log_probs + (task * shape.samples + first) * K;
-  T* const p = probs + (task * shape.samples + first) * K;
+  const PlainRows<T> rows{step.features + (task * shape.samples + first) * shape.dim, shape.dim, aligned};
+  const PlainRows<T> w{step.weights + task * shape.classes * shape.dim, shape.dim, aligned};
+  T* const log_p = step.log_probs + (task * shape.samples + first) * K;
+  T* const p = step.probs + (task * shape.samples + first) * K;
 
   const T* const last = w.matrix + (K - 1) * shape.dim;
   for (int k = warp; k < K - 1; k += kWarps) {
@@ -90,21 +91,19 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// q_ik = softmax_k(power log p_ik - e log sum over Q of p_ik^power) on queries, y_ik on support samples, 0 on
-// padding. One block per task.
+// One block per task.
 template <class T>
-__global__ void __launch_bounds__(kThreads, 1)
-    q_update_kernel(const T* log_probs, const int64_t* labels, StepShape shape, T power, T marginal_power,
-                    T* q) {
+__global__ void __launch_bounds__(kThreads, 1) q_update_kernel(QUpdate<T> step) {
   TIM_SHARED_MEMORY(memory);
   Arena arena(memory);
+  const StepShape& shape = step.shape;
   const int N = int(shape.samples), K = int(shape.classes), warp = int(threadIdx.x) / kLanes,
             lane = lane_id();
   T* const factor = arena.take<T>(K);
-  const int64_t* const label = labels + int64_t(blockIdx.x) * N;
-  const T* const log_p = log_probs + int64_t(blockIdx.x) * N * K;
-  T* const out = q + int64_t(blockIdx.x) * N * K;
-  const T scale = power * T(kLog2e);
+  const int64_t* const label = step.labels + int64_t(blockIdx.x) * N;
+  const T* const log_p = step.log_probs + int64_t(blockIdx.x) * N * K;
+  T* const out = step.assignments + int64_t(blockIdx.x) * N * K;
+  const T scale = step.c.power * T(kLog2e);
   for (int k = warp; k < K; k += kWarps) {
     T top = -INFINITY, sum = 0;
     for (int i = lane; i < N; i += kLanes) {
@@ -115,7 +114,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (int i = lane; i < N; i += kLanes)
       if (label[i] == kQuery) sum += exp2(scale * log_p[int64_t(i) * K + k] - top);
     sum = warp_sum(sum);
-    if (lane == 0) factor[k] = marginal_power * (top + log2(sum));
+    if (lane == 0) factor[k] = q_offset(step.c, top + log2(sum), T(0));
   }
   __syncthreads();
   for (int i = int(threadIdx.x); i < N; i += kThreads) {
@@ -158,14 +157,12 @@ struct StepWeights {
   }
 };
 
-// w_k <- [ sum_i c_i (t_ik - p_ik) z_i + w_k sum_i c_i p_ik ] / sum_i c_i t_ik. A block takes 32 vectors of columns of a
-// task; the sums over samples are small work that every block repeats.
+// A block takes 32 vectors of columns of a task; the sums over samples are small work that every block repeats.
 template <class T>
-__global__ void __launch_bounds__(kThreads, 1)
-    w_update_kernel(const T* features, const T* weights, const T* probs, const T* targets,
-                    const int64_t* labels, StepShape shape, bool aligned, T support_weight, T* out) {
+__global__ void __launch_bounds__(kThreads, 1) w_update_kernel(WUpdate<T> step, bool aligned) {
   TIM_SHARED_MEMORY(memory);
   Arena arena(memory);
+  const StepShape& shape = step.shape;
   const int N = int(shape.samples), K = int(shape.classes), warp = int(threadIdx.x) / kLanes,
             lane = lane_id();
   T* const partial = arena.take<T>(kPartial<T>);
@@ -175,10 +172,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   constexpr int width = kLanes * kVector<T>;
   const int groups = int((shape.dim + width - 1) / width);
   const int64_t task = blockIdx.x / groups;
-  const int64_t* const label = labels + task * N;
-  const PlainRows<T> rows{features + task * N * shape.dim, shape.dim, aligned};
-  const T* const w = weights + task * K * shape.dim;
-  T* const to = out + task * K * shape.dim;
+  const int64_t* const label = step.labels + task * N;
+  const PlainRows<T> rows{step.features + task * N * shape.dim, shape.dim, aligned};
+  const T* const w = step.weights + task * K * shape.dim;
+  T* const to = step.out + task * K * shape.dim;
 
   if (threadIdx.x < 2) count[threadIdx.x] = 0;
   __syncthreads();
@@ -187,9 +184,13 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (label[i] == kQuery) atomicAdd(count + 1, 1);
   }
   __syncthreads();
-  const T query_weight = count[1] > 0 ? T(count[0]) / T(count[1]) : T(0);
-  const StepWeights<T> c{probs + task * N * K, targets + task * N * K, label, K, support_weight,
-                         query_weight};
+  StepWeights<T> c;
+  c.probs = step.probs + task * N * K;
+  c.targets = step.assignments + task * N * K;
+  c.label = label;
+  c.K = K;
+  c.support = step.c.support;
+  c.query = query_weight<T>(T(count[0]), T(count[1]));
   for (int k = warp; k < K; k += kWarps) {
     T of_p = 0, of_target = 0;
     for (int64_t i = lane; i < N; i += kLanes) {
@@ -210,10 +211,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   Team team{int(blockIdx.x % groups), groups, nullptr, 0};
   accumulate_columns_by<kClassTile>(team, rows, N, shape.dim, c, K, partial, 1, static_cast<T*>(nullptr),
                                     [&](int k, int64_t column, T sum) {
-                                      const T before = w[k * shape.dim + column];
-                                      to[k * shape.dim + column] = mass[k] >= Range<T>::smallest
-                                                                       ? (sum + sum_p[k] * before) / mass[k]
-                                                                       : before;  // without mass it stays
+                                      const int64_t at = k * shape.dim + column;
+                                      to[at] = stepped(mass[k], sum_p[k], w[at], sum);
                                     });
 }
 

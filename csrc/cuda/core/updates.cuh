@@ -4,6 +4,7 @@
 // a warp takes a class, its lanes the samples, and sums over them. Logits and log p are in units of log 2.
 #pragma once
 
+#include "common/equations.h"
 #include "cuda/core/products.cuh"
 
 namespace tim_ext {
@@ -16,7 +17,7 @@ struct TaskArrays {
   int64_t ld;
   const int* label;          // [n]
   const int* support_count;  // [K]
-  const double* log_priors;  // [K] or null: -log2(K prior_k)
+  const double* log_priors;  // [K] or null: see log_prior_of
   unsigned* moved;           // [2]: whether a probability moved by more than tol, for even and odd iterations
   T* of_samples;             // three arrays [K][ld]
   T* of_classes;             // six arrays [K]
@@ -40,27 +41,22 @@ struct TaskArrays {
 
   __device__ bool is_query(int i) const { return label[i] == int(kQuery); }
   __device__ int queries() const { return n - support; }
+  __device__ T c_query() const { return query_weight<T>(T(support), T(queries())); }
   __device__ T log_prior(int k) const { return log_priors == nullptr ? T(0) : T(log_priors[k]); }
 };
 
-// Weights of the updates of TIM-ADM.
+// The parameters of a launch: the coefficients, and when to stop.
 template <class T>
-struct AdmWeights {
-  T tau;             // temperature / ln 2
-  T support;         // c_S = lam / (beta + alpha); c_Q = |S| / |Q|
-  T power;           // 1 + alpha / beta
-  T marginal_power;  // m / (m + beta)
+struct AdmWeights : AdmCoefficients<T> {
   T tol;
   int64_t iterations;
 };
 template <class T>
-struct GdWeights {
-  T tau, temperature;
-  T lam, alpha, marginal_weight, order;
+struct GdWeights : GdCoefficients<T> {
   T tol;
   int64_t iterations;
   double lr, adam_beta1, adam_beta2;
-  T keep_first, keep_second, add_second, eps;  // 1 - beta1, beta2, 1 - beta2
+  AdamCoefficients<T> adam;
 };
 
 // From z_i . (w_k - w_K) to log p and p:
@@ -96,7 +92,7 @@ __device__ void softmax_rows(const Team& team, const TaskArrays<T>& a, T tau, bo
   }
 }
 
-// sum_p, query_p and factor_k = e (log sum over Q of p_ik^power - log(K prior_k)), without underflow.
+// sum_p, query_p and factor_k = offset_k of q_offset, without underflow.
 template <class T>
 __device__ void adm_class_sums(const Team& team, const TaskArrays<T>& a, const AdmWeights<T>& c) {
   const int lane = lane_id();
@@ -121,10 +117,9 @@ __device__ void adm_class_sums(const Team& team, const TaskArrays<T>& a, const A
     on_query = warp_sum(on_query);
     powers = warp_sum(powers);
     if (lane == 0) {
-      const T query_weight = T(a.support) / T(a.queries());
-      a.sum_p()[k] = c.support * on_support + query_weight * on_query;
+      a.sum_p()[k] = c.support * on_support + a.c_query() * on_query;
       a.query_p()[k] = on_query;
-      a.factor()[k] = c.marginal_power * (top + log2(powers) + a.log_prior(k));
+      a.factor()[k] = q_offset<T>(c, top + log2(powers), a.log_prior(k));
     }
   }
 }
@@ -156,7 +151,7 @@ __device__ void adm_target_rows(const Team& team, const TaskArrays<T>& a, const 
   }
 }
 
-// With D_k = c_S |S_k| + c_Q sum over Q of q_ik: step = 1 / D_k, stay = sum_p / D_k; a class without mass stays.
+// step and stay: see class_step.
 template <class T>
 __device__ void adm_class_steps(const Team& team, const TaskArrays<T>& a, const AdmWeights<T>& c) {
   const int lane = lane_id();
@@ -167,10 +162,13 @@ __device__ void adm_class_steps(const Team& team, const TaskArrays<T>& a, const 
       if (a.is_query(i)) on_query += a.target(k)[i];
     on_query = warp_sum(on_query);
     if (lane == 0) {
-      const T mass = c.support * T(a.support_count[k]) + T(a.support) / T(a.queries()) * on_query;
-      const bool some = mass >= Range<T>::smallest;
-      a.step()[k] = some ? T(1) / mass : T(0);
-      a.stay()[k] = some ? a.sum_p()[k] / mass : T(1);
+      ClassSums<T> sums;
+      sums.support = T(a.support_count[k]);
+      sums.q = on_query;
+      sums.p = a.sum_p()[k];
+      const ClassStep<T> w = class_step<T>(c, a.c_query(), sums);
+      a.step()[k] = w.step;
+      a.stay()[k] = w.stay;
     }
   }
 }
@@ -188,7 +186,7 @@ template <class T>
 __device__ __forceinline__ T log_marginal(const TaskArrays<T>& a, int k, T order) {
   const T sum = a.query_p()[k] > Range<T>::smallest ? a.query_p()[k] : Range<T>::smallest;
   const T log_share = (log2(sum) - log2(T(a.queries())) + a.log_prior(k)) * T(kLn2);
-  return order == T(1) ? log_share : expm1((order - T(1)) * log_share) / (order - T(1));
+  return log_of_order(log_share, order);
 }
 
 // query_p, and factor_k = a m log_a(phat_k / (K prior_k)).
@@ -214,7 +212,7 @@ template <class T>
 __device__ void gd_gradient_rows(const Team& team, const TaskArrays<T>& a, const GdWeights<T>& c, T* x) {
   for (int i = team.thread(); i < a.n; i += team.threads()) {
     if (!a.is_query(i)) {
-      const T weight = c.lam / T(a.support);
+      const T weight = gd_support_weight<T>(c.lam, T(a.support));
 #pragma unroll 4
       for (int k = 0; k < a.K; ++k) x[grouped(i, k, a.ld)] = weight * (a.p(k)[i] - T(a.label[i] == k));
       continue;
@@ -227,7 +225,7 @@ __device__ void gd_gradient_rows(const Team& team, const TaskArrays<T>& a, const
       x[grouped(i, k, a.ld)] = v;
       total += v;
     }
-    const T weight = T(1) / T(a.queries());
+    const T weight = gd_query_weight<T>(T(a.queries()));
 #pragma unroll 4
     for (int k = 0; k < a.K; ++k) {
       T& g = x[grouped(i, k, a.ld)];
@@ -301,6 +299,20 @@ __device__ void write_rows(const Team& team, const TaskArrays<T>& a, const Probl
       atomicMax(reinterpret_cast<unsigned long long*>(problem.status) + 3 * int64_t(task.task),
                 static_cast<unsigned long long>(Status::result_not_finite));
   }
+}
+
+// The rows of a task's history, or null.
+template <class T>
+__device__ T* history_of(const Problem<T>& problem, const TaskEntry& task) {
+  return problem.history ? problem.history + 3 * problem.history_length * task.task : nullptr;
+}
+
+// What a solve leaves besides W.
+template <class T>
+__device__ void write_results(const Team& team, const TaskArrays<T>& a, const Problem<T>& problem,
+                              const TaskEntry& task, int64_t iterations) {
+  if (team.thread() == 0) problem.iterations[task.task] = iterations;
+  write_rows(team, a, problem, task);
 }
 
 }  // namespace cuda

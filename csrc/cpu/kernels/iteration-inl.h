@@ -1,44 +1,12 @@
-// What the dual and the primal form of TIM-ADM share: workspace, the order of an iteration, results.
+// What the forms of the solvers share: the state of the classes, the order of an iteration, results.
+#pragma once
 
-// Hands out 64-byte aligned pieces of one buffer; with a null buffer it only counts.
-class Arena {
- public:
-  explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
-  template <class U>
-  U* take(int64_t n) {
-    U* p = base_ ? reinterpret_cast<U*>(base_ + used_) : nullptr;
-    used_ += (n * int64_t(sizeof(U)) + 63) / 64 * 64;
-    return p;
-  }
-  int64_t used() const { return used_; }
+#include "cpu/kernels/blocks-inl.h"
+#include "cpu/kernels/prelude.h"
+#include "cpu/kernels/workspace-inl.h"
 
- private:
-  char* base_;
-  int64_t used_ = 0;
-};
-
-TIM_INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-
-// f(i) for i in 0 .. n - 1, on the team's threads if there is more than one piece and thread. Each thread takes the
-// next piece when it is free, so that one that is held up holds up no more than the piece it has.
-template <class F>
-TIM_INLINE void run(const Team& team, int64_t n, F f) {
-  if (team.threads <= 1 || n <= 1) {
-    for (int64_t i = 0; i < n; ++i) f(i);
-  } else {
-    struct Pieces {
-      F& f;
-      int64_t n, next;
-    } pieces{f, n, 0};
-    team.parallel(
-        team.threads < n ? team.threads : n,
-        [](void* context, int64_t) {
-          Pieces& p = *static_cast<Pieces*>(context);
-          for (int64_t i; (i = __atomic_fetch_add(&p.next, 1, __ATOMIC_RELAXED)) < p.n;) p.f(i);
-        },
-        &pieces);
-  }
-}
+namespace tim_ext {
+namespace TIM_ISA {
 
 // Partial sums of every block, added in block order (in double) so that the result depends on nothing else.
 template <class T>
@@ -64,9 +32,8 @@ struct ClassState {
   T* power;              // [K] sum over Q of p_ik^power
   T* q;                  // [K] sum over Q of q_ik
   T* largest;            // [K] for the exact q-update
-  T* step;               // [K] 1 / D_k        } w_k <- step_k A_k + stay_k w_k; a class without any mass
-  T* stay;               // [K] B_k / D_k      } (D_k = 0, only if lam = 0) keeps its weights
-  T* log_prior;          // [K] -log2(K prior_k), 0 for the uniform prior
+  T *step, *stay;        // [K] see class_step
+  T* log_prior;          // [K] see log_prior_of, 0 for the uniform prior
   T prior_range;         // max_k |log_prior_k|
   T* parts;              // [blocks][4][stride] partial sums: p, power, q; change of p
   T* smallest;           // [blocks]
@@ -110,18 +77,6 @@ void write_history(const Task& task, const ClassState<T>& s, int64_t blocks, T* 
   row[2] = T(conditional);
 }
 
-// log p_ik = l_ik - log_total_i in place of l_ik: finish_block where p is made from log p later.
-template <class T>
-TIM_INLINE void log_block(int64_t classes, Block<T> b) {
-  constexpr int W = kWidth<T>;
-  for (int64_t k = 0; k < classes; ++k)
-    for (int64_t v = 0; v < b.vectors; ++v) {
-      T* logits = b.logits + k * b.ld + v * W;
-      const Vec<T> log_total = load(b.log_total + v * W);
-      store(logits, k < classes - 1 ? load(logits) - log_total : -log_total);
-    }
-}
-
 // The softmax half of an iteration: p (and with `more` p^power) with their sums per block, and with `finish` log p;
 // the sums for the loss terms and the change of p where they are wanted.
 template <int KT, class T, class Form>
@@ -129,14 +84,16 @@ TIM_INLINE void softmax_half(Form& form, int64_t K, const Coefficients<T>& c, Cl
                              bool finish, bool history, bool change) {
   form.softmax_pass([&](Block<T>& block, int64_t b, int64_t slot) {
     T* parts = s.parts + b * 4 * s.stride;
-    Sums<T> sums{parts, parts + s.stride, parts + 2 * s.stride, T(0)};
+    Sums<T> sums;
+    sums.p = parts;
+    sums.power = parts + s.stride;
     if (more)
       softmax_block<KT, true>(K, c, s.shift, block, s.accumulators + slot * 2 * K, sums);
     else
       softmax_block<KT, false>(K, c, s.shift, block, s.accumulators + slot * 2 * K, sums);
     s.smallest[b] = sums.smallest;
     if constexpr (Form::kNeedsLog) {
-      if (form.restores() && !history && !change) return log_block(K, block);
+      if (form.restores() && !history && !change) return finish_block<false>(K, block);
     }
     if (finish) finish_block(K, block);
     if (history) history_block(K, block, s.history + b * (s.stride + 2));
@@ -214,8 +171,7 @@ int64_t iterate(Form& form, const Task& task, const AdmParams& params, const Coe
       exact_columns(form, K, c, s, finish);
       gather(1, s.power);
       for (int64_t k = 0; k < K; ++k)
-        s.factor[k] =
-            c.marginal_power * (s.largest[k] + T(__builtin_log2(double(s.power[k]))) + s.log_prior[k]);
+        s.factor[k] = q_offset(c, s.largest[k] + T(__builtin_log2(double(s.power[k]))), s.log_prior[k]);
       form.template q_step<0, From::finished_exact>();
     }
   }
@@ -225,19 +181,23 @@ int64_t iterate(Form& form, const Task& task, const AdmParams& params, const Coe
 template <int KT, From from, class T>
 TIM_INLINE void q_total(const Task& task, const Coefficients<T>& c, ClassState<T>& s, const Block<T>& block,
                         int64_t b, int64_t slot) {
-  Sums<T> sums{nullptr, nullptr, s.parts + (b * 4 + 2) * s.stride, T(0)};
+  Sums<T> sums;
+  sums.q = s.parts + (b * 4 + 2) * s.stride;
   q_total_block<KT, from>(task.classes, c, s.factor, block, s.accumulators + slot * 2 * task.classes, sums);
 }
 
-// s.q = sum over Q of q_ik, and from D_k = c_S |S_k| + c_Q s.q_k what the w-update needs.
+// s.q = sum over Q of q_ik, and what the w-update needs.
 template <class T>
 TIM_INLINE void combine_q(const Task& task, const Coefficients<T>& c, ClassState<T>& s, int64_t blocks) {
   combine(s.parts + 2 * s.stride, blocks, 4 * s.stride, task.classes, s.q);
   for (int64_t k = 0; k < task.classes; ++k) {
-    const T mass = c.support * s.count[k] + c.query * s.q[k];
-    const bool some = mass >= std::numeric_limits<T>::min();
-    s.step[k] = some ? T(1) / mass : T(0);
-    s.stay[k] = some ? s.p[k] / mass : T(1);
+    ClassSums<T> sums;
+    sums.support = s.count[k];
+    sums.q = s.q[k];
+    sums.p = s.p[k];
+    const ClassStep<T> w = class_step(c, c.query, sums);
+    s.step[k] = w.step;
+    s.stay[k] = w.stay;
   }
 }
 
@@ -247,9 +207,8 @@ void fill_labels(const Task& task, int64_t lanes, typename Simd<T>::Int* labels,
   for (int64_t k = 0; k < s.stride; ++k) s.count[k] = T(0);
   for (int64_t k = 0; k < s.stride; ++k) s.power[k] = T(1);
   for (int64_t k = 0; k < s.stride; ++k)
-    s.log_prior[k] = task.class_prior && k < task.classes
-                         ? T(-__builtin_log2(double(task.classes) * task.class_prior[k]))
-                         : T(0);
+    s.log_prior[k] =
+        task.class_prior && k < task.classes ? T(log_prior_of(task.classes, task.class_prior[k])) : T(0);
   s.prior_range = T(0);
   for (int64_t k = 0; k < s.stride; ++k) {
     const T size = s.log_prior[k] < 0 ? -s.log_prior[k] : s.log_prior[k];
@@ -290,17 +249,41 @@ int64_t rows_per_block(const Task& task) {
   return rows;
 }
 
-// difference_k = w_k - w_K and shift_k = tau/2 (w_k - w_K) . (w_k + w_K), k < K - 1.
+// difference_k = w_k - w_K [K - 1, pitch] and shift_k = tau/2 (w_k - w_K) . (w_k + w_K) from weights [K, dim].
 template <class T>
-void weight_differences(const T* weights, int64_t classes, int64_t dim, T tau, T* difference, T* shift) {
+void weight_differences(const Team& team, const T* weights, int64_t classes, int64_t dim, T tau,
+                        T* difference, int64_t pitch, T* shift) {
   const T* last = weights + (classes - 1) * dim;
-  for (int64_t k = 0; k < classes - 1; ++k) {
+  run(team, classes - 1, [&](int64_t k) {
     double sum = 0;
     for (int64_t j = 0; j < dim; ++j) {
       const T w = weights[k * dim + j];
-      difference[k * dim + j] = w - last[j];
+      difference[k * pitch + j] = w - last[j];
       sum += double(w - last[j]) * double(w + last[j]);
     }
     shift[k] = T(double(tau) / 2 * sum);
-  }
+  });
 }
+
+// f(constant) with the number of classes for which loops over classes are unrolled, or 0.
+template <int Low, int High, class F>
+void with_fixed_classes(int64_t classes, F f) {
+  if constexpr (Low > High)
+    f(std::integral_constant<int, 0>{});
+  else if (classes == Low)
+    f(std::integral_constant<int, Low>{});
+  else
+    with_fixed_classes<Low + 1, High>(classes, f);
+}
+
+// Bytes of a form on a task.
+template <class Form, class Params>
+int64_t workspace_of(const Task& task, const Params& params) {
+  Arena arena(nullptr);
+  const Team nobody{1, nullptr};
+  Form(task, params, nullptr, nobody, arena);
+  return arena.used();
+}
+
+}  // namespace TIM_ISA
+}  // namespace tim_ext

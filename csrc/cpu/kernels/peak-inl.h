@@ -1,4 +1,11 @@
 // The machine's multiply-add peak, for the percentage that benchmarks report.
+#pragma once
+
+#include "cpu/kernels/prelude.h"
+#include "cpu/kernels/vectors-inl.h"
+
+namespace tim_ext {
+namespace TIM_ISA {
 
 // `rounds` rounds of 12 independent multiply-adds of whole vectors; returns how many scalar ones that was.
 template <class T>
@@ -15,3 +22,6 @@ int64_t multiply_add_rounds(int64_t rounds, T* sink) {
   *sink = reduce_add<T>(sum);
   return rounds * chains * kWidth<T>;
 }
+
+}  // namespace TIM_ISA
+}  // namespace tim_ext

@@ -8,7 +8,14 @@
 //   g_ik = 1/|Q| (v_ik - p_ik sum_j v_ij)                                 i in Q
 //   v_ik = p_ik a [ m log_a(phat_k / (K prior_k)) - alpha log_a(p_ik) ]
 //   dL/dw_k = tau ( sum_i g_ik z_i - w_k sum_i g_ik )
-// The rows g_i sum to 0, so the passes of primal.h apply.
+// The rows g_i sum to 0, so the passes of passes-inl.h apply.
+#pragma once
+
+#include "cpu/kernels/passes-inl.h"
+#include "cpu/kernels/prelude.h"
+
+namespace tim_ext {
+namespace TIM_ISA {
 
 // exp(t) - 1 for |t| <= 1/2.
 template <class T>
@@ -46,26 +53,33 @@ TIM_INLINE void loss_block(int64_t classes, Block<T> b, T order, T* out) {
   out[1] = reduce_add<T>(conditional);
 }
 
+// The weights of samples and terms in g_ik.
+template <class T>
+struct GradientWeights {
+  T support, query;  // lam / |S|, 1 / |Q|
+  T alpha, order;    // of the conditional entropy; of both entropies
+};
+
 // g_ik into block.x, and its sums over the block into out [K]. marginal_k = a m log_a(phat_k / (K prior_k)).
 template <int KT, bool shannon, class T>
-TIM_INLINE void gradient_block(int64_t classes, Block<T> b, const T* marginal, T support_weight,
-                               T query_weight, T alpha, T order, Vec<T>* accumulators, T* out) {
+TIM_INLINE void gradient_block(int64_t classes, Block<T> b, const T* marginal, GradientWeights<T> c,
+                               Vec<T>* accumulators, T* out) {
   constexpr int W = kWidth<T>;
   const int64_t K = KT ? KT : classes;
   Vec<T> fixed[KT ? KT : 1];
   Vec<T>* acc = KT ? fixed : accumulators;
   for (int64_t k = 0; k < K; ++k) acc[k] = Vec<T>{};
-  const T slope = alpha * order;
+  const T order = c.order, slope = c.alpha * c.order;
   for_vectors(b, [&](int64_t v, auto kind) TIM_LAMBDA_INLINE {
     constexpr Lanes lanes = decltype(kind)::value;
     const IVec<T> labels = load_labels(b, v);
     const Vec<T> on_query = lanes == Lanes::support ? Vec<T>{}
                             : lanes == Lanes::query
-                                ? splat(query_weight)
-                                : keep<T>(labels == typename Simd<T>::Int(kQuery), splat(query_weight));
+                                ? splat(c.query)
+                                : keep<T>(labels == typename Simd<T>::Int(kQuery), splat(c.query));
     const Vec<T> on_support = lanes == Lanes::query     ? Vec<T>{}
-                              : lanes == Lanes::support ? splat(support_weight)
-                                                        : keep<T>(labels >= 0, splat(support_weight));
+                              : lanes == Lanes::support ? splat(c.support)
+                                                        : keep<T>(labels >= 0, splat(c.support));
     Vec<T> total = Vec<T>{};
     if constexpr (lanes != Lanes::support) {
 #pragma GCC unroll 16
@@ -107,18 +121,15 @@ TIM_INLINE Vec<T> vsqrt(Vec<T> x) {
 // The weighted pass of TIM-GD: x_ik = g_ik, and its sums per block in place of those of q. `passes.state.factor` holds
 // marginal_k of gradient_block.
 template <int KT, class T>
-void gradient_pass(PrimalPasses<T>& passes, int64_t classes, T support_weight, T query_weight, T alpha,
-                   T order) {
+void gradient_pass(PrimalPasses<T>& passes, int64_t classes, const GradientWeights<T>& weights) {
   ClassState<T>& s = passes.state;
   passes.weighted_pass([&](Block<T>& block, int64_t b, int64_t slot) {
     Vec<T>* accumulators = s.accumulators + slot * 2 * classes;
     T* sums = s.parts + (b * 4 + 2) * s.stride;
-    if (order == 1)
-      gradient_block<KT, true>(classes, block, s.factor, support_weight, query_weight, alpha, order,
-                               accumulators, sums);
+    if (weights.order == 1)
+      gradient_block<KT, true>(classes, block, s.factor, weights, accumulators, sums);
     else
-      gradient_block<KT, false>(classes, block, s.factor, support_weight, query_weight, alpha, order,
-                                accumulators, sums);
+      gradient_block<KT, false>(classes, block, s.factor, weights, accumulators, sums);
   });
 }
 
@@ -127,10 +138,10 @@ class Gd : public PrimalPasses<T> {
  public:
   using Base = PrimalPasses<T>;
   Gd(const Task& task, const GdParams& params, const T* scale, const Team& team, Arena& arena)
-      : Base(task, {T(params.temperature * kLog2e), T(0), T(1), T(1), T(0)}, params.tol > 0, false, scale,
-             team, arena),
+      : Base(task, sums_over_queries(params), params.tol > 0, false, scale, team, arena),
         params_(params),
-        order_(T(params.entropy_order)) {
+        gd_(gd_coefficients<T>(params)),
+        adam_(adam_coefficients<T>(params)) {
     const int64_t K = task.classes;
     first_ = arena.take<T>(K * this->pitch_);
     second_ = arena.take<T>(K * this->pitch_);
@@ -151,27 +162,33 @@ class Gd : public PrimalPasses<T> {
     }
   }
 
-  // Loss terms and dL/dW at the weights given, [K, dim].
-  void gradient_at(const T* weights, T* gradient_out, T* terms_out) {
+  // Loss terms and dL/dW at the weights given.
+  void gradient_at(const TaskGradient<T>& at_weights) {
     const int64_t K = this->task_.classes, d = this->task_.dim, pitch = this->pitch_;
     for (int64_t k = 0; k < K; ++k)
-      for (int64_t j = 0; j < pitch; ++j) this->weights_[k * pitch + j] = j < d ? weights[k * d + j] : T(0);
+      for (int64_t j = 0; j < pitch; ++j)
+        this->weights_[k * pitch + j] = j < d ? at_weights.weights[k * d + j] : T(0);
     this->keep_weights();
     probabilities<0>(true);
-    terms(terms_out);
+    terms(at_weights.terms);
     gradient<0>();
     T* result = first_;
-    const T tau = T(params_.temperature);
+    const T tau = gd_.temperature;
     const auto& s = this->state;
     this->update_weights([&](int64_t k, int64_t at, Vec<T> w, Vec<T> sum) {
       store(result + at, (sum - w * s.q[k]) * tau);
       return w;
     });
     for (int64_t k = 0; k < K; ++k)
-      for (int64_t j = 0; j < d; ++j) gradient_out[k * d + j] = result[k * pitch + j];
+      for (int64_t j = 0; j < d; ++j) at_weights.gradient[k * d + j] = result[k * pitch + j];
   }
 
  private:
+  static Coefficients<T> sums_over_queries(const GdParams& params) {
+    Coefficients<T> c = softmax_coefficients<T>(params.temperature);
+    c.query = T(1);
+    return c;
+  }
   T* part(int64_t b, int which) { return this->state.parts + (b * 4 + which) * this->state.stride; }
 
   // log p, p and sum over Q of p_ik.
@@ -180,14 +197,15 @@ class Gd : public PrimalPasses<T> {
     auto& s = this->state;
     const int64_t K = this->task_.classes;
     this->softmax_pass([&](Block<T>& block, int64_t b, int64_t slot) {
-      Sums<T> sums{part(b, 0), nullptr, nullptr, T(0)};
+      Sums<T> sums;
+      sums.p = part(b, 0);
       softmax_block<KT, false>(K, this->c_, s.shift, block, s.accumulators + slot * 2 * K, sums);
       finish_block(K, block);
       if (with_loss) {
-        if (order_ == 1)
+        if (gd_.order == 1)
           loss_block<true, T>(K, block, T(1), part(b, 1));
         else
-          loss_block<false, T>(K, block, order_, part(b, 1));
+          loss_block<false, T>(K, block, gd_.order, part(b, 1));
       }
       if (params_.tol > 0) part(b, 3)[0] = change_block(K, block, this->before(b));
     });
@@ -196,12 +214,10 @@ class Gd : public PrimalPasses<T> {
 
   // log_a(phat_k / (K prior_k)); a phat of 0 counts as the smallest normal number.
   double log_marginal(int64_t k) const {
-    const T smallest = std::numeric_limits<T>::min(),
-            sum = this->state.p[k] > smallest ? this->state.p[k] : smallest;
+    const T smallest = Range<T>::smallest, sum = this->state.p[k] > smallest ? this->state.p[k] : smallest;
     const double share = double(sum) / double(this->task_.query);
     const double log_share = __builtin_log(share) + kLn2 * double(this->state.log_prior[k]);
-    const double order = double(order_);
-    return order == 1 ? log_share : __builtin_expm1((order - 1) * log_share) / (order - 1);
+    return log_of_order(log_share, double(gd_.order));
   }
 
   void terms(T* row) {
@@ -228,26 +244,28 @@ class Gd : public PrimalPasses<T> {
     const Task& task = this->task_;
     const int64_t K = task.classes;
     for (int64_t k = 0; k < K; ++k)
-      s.factor[k] = task.query > 0 ? T(params_.marginal_weight * double(order_) * log_marginal(k)) : T(0);
-    gradient_pass<KT>(*this, K, T(params_.lam / double(task.support)),
-                      task.query > 0 ? T(1 / double(task.query)) : T(0), T(params_.alpha), order_);
+      s.factor[k] = task.query > 0 ? T(params_.marginal_weight * double(gd_.order) * log_marginal(k)) : T(0);
+    GradientWeights<T> weights;
+    weights.support = gd_support_weight<T>(params_.lam, double(task.support));
+    weights.query = gd_query_weight<T>(double(task.query));
+    weights.alpha = gd_.alpha;
+    weights.order = gd_.order;
+    gradient_pass<KT>(*this, K, weights);
     combine(part(0, 2), this->blocks, 4 * s.stride, K, s.q);
   }
 
   // One step of Adam, as in torch.optim.Adam.
   void adam(int64_t step) {
     const auto& s = this->state;
-    const T tau = T(params_.temperature), eps = T(params_.eps) > std::numeric_limits<T>::min()
-                                                    ? T(params_.eps)
-                                                    : std::numeric_limits<T>::min();
-    const T keep_first = T(1 - params_.adam_beta1), keep_second = T(params_.adam_beta2),
-            add_second = T(1 - params_.adam_beta2);
-    const T rate = T(params_.lr / (1 - __builtin_pow(params_.adam_beta1, double(step))));
-    const T correction = T(1 / __builtin_sqrt(1 - __builtin_pow(params_.adam_beta2, double(step))));
+    const T tau = gd_.temperature, add_first = adam_.add_first, keep_second = adam_.keep_second,
+            add_second = adam_.add_second, eps = adam_.eps;
+    const AdamStep<T> now = adam_step<T>(params_.lr, __builtin_pow(params_.adam_beta1, double(step)),
+                                         __builtin_pow(params_.adam_beta2, double(step)));
+    const T rate = now.rate, correction = now.correction;
     this->update_weights([&](int64_t k, int64_t at, Vec<T> w, Vec<T> sum) {
       const Vec<T> gradient = (sum - w * s.q[k]) * tau;
       const Vec<T> before = load(first_ + at);
-      const Vec<T> first = before + (gradient - before) * keep_first;
+      const Vec<T> first = before + (gradient - before) * add_first;
       const Vec<T> second = load(second_ + at) * keep_second + gradient * gradient * add_second;
       store(first_ + at, first);
       store(second_ + at, second);
@@ -256,17 +274,10 @@ class Gd : public PrimalPasses<T> {
   }
 
   const GdParams& params_;
-  T order_;             // of the entropies, as T has it: what rounds to 1 is Shannon
+  const GdCoefficients<T> gd_;
+  const AdamCoefficients<T> adam_;
   T *first_, *second_;  // Adam's moments, [K, pitch]
 };
-
-template <class T>
-int64_t gd_workspace(const Task& task, const GdParams& params) {
-  Arena arena(nullptr);
-  const Team nobody{1, nullptr};
-  Gd<T>(task, params, nullptr, nobody, arena);
-  return arena.used();
-}
 
 template <class T>
 void gd_solve(const Task& task, const GdParams& params, const T* scale, const TaskOutputs<T>& out,
@@ -274,16 +285,20 @@ void gd_solve(const Task& task, const GdParams& params, const T* scale, const Ta
   Arena arena(work);
   Gd<T> form(task, params, scale, team, arena);
   form.prepare();
-  *out.iterations =
-      task.classes == 5 ? form.template iterate<5>(out.history) : form.template iterate<0>(out.history);
+  with_fixed_classes<5, 5>(task.classes, [&](auto kt) {
+    *out.iterations = form.template iterate<decltype(kt)::value>(out.history);
+  });
   form.finish(out);
 }
 
 template <class T>
-void gd_gradient(const Task& task, const GdParams& params, const T* scale, const T* weights, T* gradient,
-                 T* terms, const Team& team, void* work) {
+void gd_gradient(const Task& task, const GdParams& params, const T* scale, const TaskGradient<T>& at,
+                 const Team& team, void* work) {
   Arena arena(work);
   Gd<T> form(task, params, scale, team, arena);
   form.prepare();
-  form.gradient_at(weights, gradient, terms);
+  form.gradient_at(at);
 }
+
+}  // namespace TIM_ISA
+}  // namespace tim_ext

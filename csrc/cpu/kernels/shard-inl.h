@@ -1,4 +1,4 @@
-// The halves of an iteration on a part of a task: the passes of primal.h, cut where the sums over the parts are due.
+// The halves of an iteration on a part of a task: the passes of passes-inl.h, cut where the sums over the parts are due.
 // Every sum leaves in double, so that adding the parts costs no digits. log p lies with the caller in between.
 //
 //   softmax half    columns[0] = sum_i c_i p_ik,  columns[1] = log2 sum over Q of p_ik^power,
@@ -6,6 +6,14 @@
 //                   scalars = how far power log2 p_ik stays above underflow;  sum over S of log2 p_i,y(i);
 //                             sum over Q, k of p log_a p;  max |p - before|
 //   weighted half   sums_k = sum_i x_ik z_i,  totals_k = sum over Q of q_ik or sum_i g_ik
+#pragma once
+
+#include "cpu/kernels/gd-inl.h"
+#include "cpu/kernels/passes-inl.h"
+#include "cpu/kernels/prelude.h"
+
+namespace tim_ext {
+namespace TIM_ISA {
 
 template <class T>
 class Shard : public PrimalPasses<T> {
@@ -13,23 +21,13 @@ class Shard : public PrimalPasses<T> {
   using Base = PrimalPasses<T>;
   Shard(const Task& task, const Coefficients<T>& c, bool all_columns, const T* scale, T* log_probs, T* before,
         const Team& team, Arena& arena)
-      : Base(task, c, false, all_columns, scale, team, arena, {log_probs, before, true, chunks_of(task)}) {}
+      : Base(task, c, false, all_columns, scale, team, arena, kept(task, log_probs, before)) {}
 
   void prepare() { fill_labels(this->task_, this->blocks * this->rows_, this->labels_, this->state); }
 
-  // w_k - w_K and shift_k = tau/2 (w_k - w_K) . (w_k + w_K) from weights [K, dim].
   void set_weights(const T* weights) {
-    const int64_t K = this->task_.classes, d = this->task_.dim, pitch = this->pitch_;
-    const T* last = weights + (K - 1) * d;
-    run(this->team_, K - 1, [&](int64_t k) {
-      double sum = 0;
-      for (int64_t j = 0; j < d; ++j) {
-        const T w = weights[k * d + j], difference = w - last[j];
-        this->difference_[k * pitch + j] = difference;
-        sum += double(difference) * double(w + last[j]);
-      }
-      this->state.shift[k] = T(double(this->c_.tau) / 2 * sum);
-    });
+    weight_differences(this->team_, weights, this->task_.classes, this->task_.dim, this->c_.tau,
+                       this->difference_, this->pitch_, this->state.shift);
   }
 
   void softmax(const ShardParams& params, bool change, double* columns, double* scalars) {
@@ -81,6 +79,15 @@ class Shard : public PrimalPasses<T> {
     return bytes * 32 <= most ? 32 : bytes * 8 >= most ? 8 : most / bytes;
   }
 
+  static Kept<T> kept(const Task& task, T* log_probs, T* before) {
+    Kept<T> k;
+    k.logits = log_probs;
+    k.before = before;
+    k.all = true;
+    k.max_chunks = chunks_of(task);
+    return k;
+  }
+
   // Partial sums of all blocks.
   void total(int which, double* out) const {
     const ClassState<T>& s = this->state;
@@ -112,64 +119,73 @@ class Shard : public PrimalPasses<T> {
 
 template <class T>
 Coefficients<T> shard_coefficients(const ShardParams& p) {
-  return {T(p.temperature * kLog2e), T(p.support_weight), T(p.query_weight), T(p.power), T(0)};
+  Coefficients<T> c;
+  c.tau = tau_of<T>(p.temperature);
+  c.support = T(p.support_weight);
+  c.query = T(p.query_weight);
+  c.power = T(p.power);
+  return c;
 }
 
 template <class T>
 int64_t shard_workspace(const Task& task) {
   Arena arena(nullptr);
   const Team nobody{1, nullptr};
-  Shard<T>(task, {}, true, nullptr, nullptr, nullptr, nobody, arena);
+  Shard<T>(task, Coefficients<T>(), true, nullptr, nullptr, nullptr, nobody, arena);
   return arena.used();
 }
 
 template <class T>
-void shard_softmax(const Task& task, const ShardParams& params, const T* scale, const T* weights,
-                   T* log_probs, T* before, double* columns, double* scalars, const Team& team, void* work) {
+void shard_softmax(const Task& task, const ShardParams& params, const ShardSoftmax<T>& a, const Team& team,
+                   void* work) {
   Arena arena(work);
-  Shard<T> shard(task, shard_coefficients<T>(params), true, scale, log_probs, before, team, arena);
+  Shard<T> shard(task, shard_coefficients<T>(params), true, a.scale, a.log_probs, a.before, team, arena);
   shard.prepare();
-  shard.set_weights(weights);
-  shard.softmax(params, before != nullptr, columns, scalars);
+  shard.set_weights(a.weights);
+  shard.softmax(params, a.before != nullptr, a.columns, a.scalars);
 }
 
-// x_ik = c_i (t_ik - p_ik), t = y on S and q on Q. factor: see From.
+// TIM-ADM: x_ik = c_i (t_ik - p_ik), t = y on S and q on Q.   TIM-GD: x_ik = g_ik, whose rows sum to 0.
 template <class T>
-void shard_adm_sums(const Task& task, const ShardParams& params, const T* scale, const T* factor,
-                    T* log_probs, double* sums, double* totals, const Team& team, void* work) {
+void shard_sums(const Task& task, const ShardParams& params, const ShardSums<T>& a, const Team& team,
+                void* work) {
   Arena arena(work);
-  Shard<T> shard(task, shard_coefficients<T>(params), true, scale, log_probs, nullptr, team, arena);
+  const bool adm = params.method == Method::adm;
+  Shard<T> shard(task, shard_coefficients<T>(params), adm, a.scale, a.log_probs, nullptr, team, arena);
   shard.prepare();
-  for (int64_t k = 0; k < task.classes; ++k) shard.state.factor[k] = factor[k];
-  if (params.exact)
+  for (int64_t k = 0; k < task.classes; ++k) shard.state.factor[k] = a.factor[k];
+  if (!adm) {
+    GradientWeights<T> weights;
+    weights.support = T(params.support_weight);
+    weights.query = T(params.query_weight);
+    weights.alpha = T(params.alpha);
+    weights.order = T(params.entropy_order);
+    gradient_pass<0>(shard, task.classes, weights);
+  } else if (params.exact) {
     shard.template q_pass<0, From::finished_exact>();
-  else
+  } else {
     shard.template q_pass<0, From::finished>();
-  shard.write_sums(sums, totals);
-}
-
-// x_ik = g_ik. marginal: see gradient_block.
-template <class T>
-void shard_gd_sums(const Task& task, const ShardParams& params, const T* scale, const T* marginal,
-                   T* log_probs, double* sums, double* totals, const Team& team, void* work) {
-  Arena arena(work);
-  Shard<T> shard(task, shard_coefficients<T>(params), false, scale, log_probs, nullptr, team, arena);
-  shard.prepare();
-  for (int64_t k = 0; k < task.classes; ++k) shard.state.factor[k] = marginal[k];
-  gradient_pass<0>(shard, task.classes, T(params.support_weight), T(params.query_weight), T(params.alpha),
-                   T(params.entropy_order));
-  shard.write_sums(sums, totals);
+  }
+  shard.write_sums(a.sums, a.totals);
 }
 
 // p, its argmax and its largest value at given weights.
 template <class T>
-void shard_classify(const Task& task, double temperature, const T* scale, const T* weights,
-                    const TaskOutputs<T>& out, const Team& team, void* work) {
+void shard_classify(const Task& task, const ShardParams& params, const ShardClassify<T>& a, int64_t* status,
+                    const Team& team, void* work) {
   Arena arena(work);
-  T* logits = arena.take<T>(round_up(task.samples(), 256) * task.classes);
-  Shard<T> shard(task, {T(temperature * kLog2e), T(0), T(0), T(1), T(0)}, true, scale, logits, nullptr, team,
+  T* logits = arena.take<T>(shard_lanes(task.samples()) * task.classes);
+  Shard<T> shard(task, softmax_coefficients<T>(params.temperature), true, a.scale, logits, nullptr, team,
                  arena);
   shard.prepare();
-  shard.set_weights(weights);
+  shard.set_weights(a.weights);
+  TaskOutputs<T> out;
+  out.probs = a.probs;
+  out.predictions = a.predictions;
+  out.confidences = a.confidences;
+  out.status = status;
   shard.finish(out);
 }
+
+}  // namespace TIM_ISA
+}  // namespace tim_ext

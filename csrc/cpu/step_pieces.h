@@ -1,23 +1,23 @@
-// What the step operators share on the CPU: threads and workspace. Their arithmetic is in core/steps.h.
+// What the step operators share on the CPU: threads and workspace. Their arithmetic is in kernels/steps-inl.h.
 #pragma once
 
 #include <algorithm>
 
-#include "common/solve_tensors.h"
+#include "common/step_operators.h"
 #include "cpu/core/buffer.h"
 #include "cpu/core/kernels.h"
 #include "cpu/team.h"
 
 namespace tim_ext {
 
-inline StepShape step_shape(const TasksShape& s) { return {s.samples, s.classes, s.dim}; }
+inline int64_t pieces_of(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
 // body(task, piece, workspace) for all tasks and pieces, on torch's threads.
 template <class T, class F>
-void for_pieces(const TasksShape& shape, int64_t pieces, F body) {
+void for_pieces(const StepShape& shape, int64_t pieces, F body) {
   auto one = [&](int64_t i) {
     Buffer work;
-    body(i / pieces, i % pieces, work.at_least(kernels<T>().step_workspace(step_shape(shape))));
+    body(i / pieces, i % pieces, work.at_least(kernels<T>().step_workspace(shape)));
   };
   const Team team = torch_team();
   team.parallel(shape.tasks * pieces, [](void* f, int64_t i) { (*static_cast<decltype(one)*>(f))(i); }, &one);

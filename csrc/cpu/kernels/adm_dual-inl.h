@@ -7,6 +7,15 @@
 //
 // Layout: G in column panels of up to 3 vectors, [panel][row j][columns of the panel], so that a product
 // reads it in order. U, p, x class-major, [K][lanes]; C as C_k - C_K, k < K, and C_K.
+#pragma once
+
+#include "cpu/kernels/iteration-inl.h"
+#include "cpu/kernels/prelude.h"
+#include "cpu/kernels/rows-inl.h"
+#include "cpu/kernels/tiles-inl.h"
+
+namespace tim_ext {
+namespace TIM_ISA {
 
 template <class T>
 class Dual {
@@ -18,9 +27,8 @@ class Dual {
   static constexpr bool kNeedsLog = false;
   int64_t blocks;
 
-  Dual(const Task& task, const AdmParams& params, const T* scale, const Team& team, void* work)
+  Dual(const Task& task, const AdmParams& params, const T* scale, const Team& team, Arena& arena)
       : task_(task), scale_(scale), team_(team), c_(coefficients<T>(params, task)) {
-    Arena arena(work);
     const int64_t K = task.classes;
     lanes_ = round_up(task.samples(), W);
     vectors_ = lanes_ / W;
@@ -40,9 +48,8 @@ class Dual {
     pointers_ = result.take<const T*>(rows);
     coefficients_ = result.take<T>(K * rows);
     converted_ = rows_need_scratch<T>(task) ? result.take<T>(rows * task.dim) : nullptr;
-    bytes_ = pack.used() > result.used() ? pack.used() : result.used();
+    arena = pack.used() > result.used() ? pack : result;
   }
-  int64_t bytes() const { return bytes_; }
   const Coefficients<T>& coefs() const { return c_; }
 
   void prepare() {
@@ -119,17 +126,19 @@ class Dual {
   }
   Block<T> block(int64_t b) {
     const int64_t first = b * kBlockSamples, queries_from = task_.support / W - first / W;
-    return {logits_ + first,
-            log_total_ + first,
-            inverse_ + first,
-            p_ + first,
-            x_ + first,
-            q_inverse_ + first,
-            lanes_,
-            labels_ + first,
-            (end_of(b) - first) / W,
-            queries_from > 0 ? queries_from : 0,
-            b == blocks - 1};
+    Block<T> one;
+    one.logits = logits_ + first;
+    one.log_total = log_total_ + first;
+    one.inverse = inverse_ + first;
+    one.p = p_ + first;
+    one.x = x_ + first;
+    one.q_inverse = q_inverse_ + first;
+    one.ld = lanes_;
+    one.labels = labels_ + first;
+    one.vectors = (end_of(b) - first) / W;
+    one.first_query = queries_from > 0 ? queries_from : 0;
+    one.ends = b == blocks - 1;
+    return one;
   }
   template <class F>
   void each(F f) {
@@ -302,7 +311,7 @@ class Dual {
   const T* scale_;
   const Team& team_;
   Coefficients<T> c_;
-  int64_t lanes_, vectors_, bytes_;
+  int64_t lanes_, vectors_;
   T *gram_, *difference_, *last_, *logits_, *log_total_, *q_inverse_, *inverse_, *p_, *x_, *before_, *packed_,
       *coefficients_, *converted_;
   const T** pointers_;
@@ -311,33 +320,16 @@ class Dual {
 };
 
 template <class T>
-int64_t dual_workspace(const Task& task, const AdmParams& params) {
-  return Dual<T>(task, params, nullptr, Team{1, nullptr}, nullptr).bytes();
-}
-
-template <class T>
 void dual_solve(const Task& task, const AdmParams& params, const T* scale, const TaskOutputs<T>& out,
                 const Team& team, void* work) {
-  Dual<T> form(task, params, scale, team, work);
+  Arena arena(work);
+  Dual<T> form(task, params, scale, team, arena);
   form.prepare();
-  auto go = [&](auto kt) {
+  with_fixed_classes<2, 5>(task.classes, [&](auto kt) {
     *out.iterations = iterate<decltype(kt)::value>(form, task, params, form.coefs(), form.state, out.history);
-  };
-  switch (task.classes) {
-    case 2:
-      go(std::integral_constant<int, 2>{});
-      break;
-    case 3:
-      go(std::integral_constant<int, 3>{});
-      break;
-    case 4:
-      go(std::integral_constant<int, 4>{});
-      break;
-    case 5:
-      go(std::integral_constant<int, 5>{});
-      break;
-    default:
-      go(std::integral_constant<int, 0>{});
-  }
+  });
   form.finish(out);
 }
+
+}  // namespace TIM_ISA
+}  // namespace tim_ext

@@ -1,5 +1,12 @@
 // The three inner products of the solvers, as register tiles of NR x NV vectors. NR = 4, NV = 3 fills
 // the 16 registers of AVX2: 12 accumulators, 3 loads, 1 broadcast; 12 multiply-adds for 7 loads.
+#pragma once
+
+#include "cpu/kernels/prelude.h"
+#include "cpu/kernels/vectors-inl.h"
+
+namespace tim_ext {
+namespace TIM_ISA {
 
 constexpr int kTileRows = 4, kTileVectors = 3;
 // Where vectors run along feature rows (dot_rows, accumulate_rows), AVX-512 has registers for 24 accumulators.
@@ -168,3 +175,6 @@ void accumulate_rows(const T* const* x, int64_t n, const T* coef, int64_t ld, in
       out[k * out_ld + c] = add ? out[k * out_ld + c] + sum : sum;
     }
 }
+
+}  // namespace TIM_ISA
+}  // namespace tim_ext

@@ -1,4 +1,11 @@
 // Reading feature rows: conversion of half types, lengths, and the transposed panels of the Gram product.
+#pragma once
+
+#include "cpu/kernels/prelude.h"
+#include "cpu/kernels/vectors-inl.h"
+
+namespace tim_ext {
+namespace TIM_ISA {
 
 struct Half {
   uint16_t bits;
@@ -80,7 +87,7 @@ Rows measure_rows(const Task& task, bool normalize, T* scale, int64_t* bad) {
     for (int64_t i = 0; i < task.samples(); ++i) {
       auto* x = features + task.rows[i] * task.dim;
       T square = squared_norm<T>(x, task.dim);
-      if (square > Simd<T>::tiny && square < Simd<T>::huge) {
+      if (square > Range<T>::tiny && square < Range<T>::huge) {
         scale[i] = normalize ? T(1) / __builtin_sqrt(square) : T(1);
         continue;
       }
@@ -186,3 +193,6 @@ template <class T>
 bool rows_need_scratch(const Task& task) {
   return sizeof(T) == 4 && task.dtype != Dtype::f32;
 }
+
+}  // namespace TIM_ISA
+}  // namespace tim_ext

@@ -1,33 +1,44 @@
 // The steps of TIM-ADM as functions of their own, for one task, in terms of the solvers' building blocks.
 // Arrays of the caller are sample-major, [N, K]; blocks are class-major.
+#pragma once
 
-// log p and p of rows i0 .. i0 + n - 1 (n <= kStepRows).
+#include "cpu/kernels/blocks-inl.h"
+#include "cpu/kernels/iteration-inl.h"
+#include "cpu/kernels/prelude.h"
+#include "cpu/kernels/rows-inl.h"
+#include "cpu/kernels/tiles-inl.h"
+
+namespace tim_ext {
+namespace TIM_ISA {
+
+// log p and p of rows i0 .. i0 + n - 1 (n <= kStepRows) of a task.
 template <class T>
-void distance_softmax_step(const T* features, const T* weights, const StepShape& shape, T temperature,
-                           int64_t i0, int64_t n, T* probs, T* log_probs, void* work) {
+void distance_softmax_step(const DistanceSoftmax<T>& s, int64_t task, int64_t i0, int64_t n, void* work) {
   Arena arena(work);
-  const int64_t K = shape.classes, d = shape.dim;
+  const int64_t K = s.shape.classes, d = s.shape.dim, N = s.shape.samples;
+  const T* const features = s.features + task * N * d;
+  T* const probs = s.probs + task * N * K;
+  T* const log_probs = s.log_probs + task * N * K;
   T* difference = arena.take<T>(K * d);
   T* shift = arena.take<T>(K);
   T* scale = arena.take<T>(kStepRows);
   const T** x = arena.take<const T*>(kStepRows);
   auto* labels = arena.take<typename Simd<T>::Int>(kStepRows);
-  Block<T> b{arena.take<T>(K * kStepRows),
-             arena.take<T>(kStepRows),
-             arena.take<T>(kStepRows),
-             arena.take<T>(K * kStepRows),
-             nullptr,
-             nullptr,
-             kStepRows,
-             labels,
-             (n + kWidth<T> - 1) / kWidth<T>,
-             0,
-             true};
-  Sums<T> sums{arena.take<T>(K), nullptr, nullptr, T(0)};
+  Block<T> b;
+  b.logits = arena.take<T>(K * kStepRows);
+  b.log_total = arena.take<T>(kStepRows);
+  b.inverse = arena.take<T>(kStepRows);
+  b.p = arena.take<T>(K * kStepRows);
+  b.ld = kStepRows;
+  b.labels = labels;
+  b.vectors = (n + kWidth<T> - 1) / kWidth<T>;
+  Sums<T> sums;
+  sums.p = arena.take<T>(K);
   auto* accumulators = reinterpret_cast<Vec<T>*>(arena.take<char>(2 * K * int64_t(sizeof(Vec<T>))));
 
-  const T tau = T(double(temperature) * kLog2e);
-  weight_differences(weights, K, d, tau, difference, shift);
+  Coefficients<T> c;
+  c.tau = s.c.tau;
+  weight_differences(Team{1, nullptr}, s.weights + task * K * d, K, d, c.tau, difference, d, shift);
   for (int64_t i = 0; i < kStepRows; ++i) {
     labels[i] = typename Simd<T>::Int(kPadding);
     scale[i] = T(1);
@@ -35,7 +46,7 @@ void distance_softmax_step(const T* features, const T* weights, const StepShape&
   }
   for (int64_t j = 0; j < K * kStepRows; ++j) b.logits[j] = T(0);
   dot_rows(x, scale, n, difference, d, K - 1, d, b.logits, kStepRows);
-  softmax_block<0, false>(K, Coefficients<T>{tau, 0, 0, 1, 0}, shift, b, accumulators, sums);
+  softmax_block<0, false>(K, c, shift, b, accumulators, sums);
   finish_block(K, b);
   for (int64_t i = 0; i < n; ++i)
     for (int64_t k = 0; k < K; ++k) {
@@ -44,13 +55,15 @@ void distance_softmax_step(const T* features, const T* weights, const StepShape&
     }
 }
 
-// q_ik on queries, y_ik on support samples, 0 on padding.
-//   q_ik = softmax_k(power log p_ik - e log sum over Q of p_ik^power)
+// q of a task.
 template <class T>
-void q_update_step(const T* log_probs, const int64_t* labels, const StepShape& shape, T power,
-                   T marginal_power, T* q, void* work) {
+void q_update_step(const QUpdate<T>& s, int64_t task, void* work) {
   Arena arena(work);
-  const int64_t K = shape.classes, N = shape.samples;
+  const int64_t K = s.shape.classes, N = s.shape.samples;
+  const T power = s.c.power;
+  const T* const log_probs = s.log_probs + task * N * K;
+  const int64_t* const labels = s.labels + task * N;
+  T* const q = s.assignments + task * N * K;
   T* largest = arena.take<T>(K);
   double* sum = arena.take<double>(K);
   T* factor = arena.take<T>(K);
@@ -81,7 +94,7 @@ void q_update_step(const T* log_probs, const int64_t* labels, const StepShape& s
   for (int64_t i = 0; i < N; ++i)
     if (labels[i] == kQuery)
       for (int64_t k = 0; k < K; ++k) sum[k] += double(q[i * K + k]);
-  for (int64_t k = 0; k < K; ++k) factor[k] = marginal_power * (largest[k] + T(__builtin_log(sum[k])));
+  for (int64_t k = 0; k < K; ++k) factor[k] = q_offset(s.c, largest[k] + T(__builtin_log(sum[k])), T(0));
   for (int64_t i = 0; i < N; ++i) {
     if (labels[i] != kQuery) continue;
     T* row = q + i * K;
@@ -106,14 +119,17 @@ void q_update_step(const T* log_probs, const int64_t* labels, const StepShape& s
   }
 }
 
-// Columns c0 .. c0 + n - 1 of the new weights:
-//   w_k <- [ sum_i c_i (t_ik - p_ik) z_i + w_k sum_i c_i p_ik ] / sum_i c_i t_ik,   t = assignments, c_i = c_S or c_Q
+// Columns c0 .. c0 + n - 1 of the new weights of a task.
 template <class T>
-void w_update_step(const T* features, const T* weights, const T* probs, const T* assignments,
-                   const int64_t* labels, const StepShape& shape, T support_weight, int64_t c0, int64_t n,
-                   T* out, void* work) {
+void w_update_step(const WUpdate<T>& s, int64_t task, int64_t c0, int64_t n, void* work) {
   Arena arena(work);
-  const int64_t K = shape.classes, N = shape.samples, d = shape.dim;
+  const int64_t K = s.shape.classes, N = s.shape.samples, d = s.shape.dim;
+  const T* const features = s.features + task * N * d;
+  const T* const weights = s.weights + task * K * d;
+  const T* const probs = s.probs + task * N * K;
+  const T* const assignments = s.assignments + task * N * K;
+  const int64_t* const labels = s.labels + task * N;
+  T* const out = s.out + task * K * d;
   double* b = arena.take<double>(K);
   double* t = arena.take<double>(K);
   T* coef = arena.take<T>(K * kStepRows);
@@ -123,13 +139,13 @@ void w_update_step(const T* features, const T* weights, const T* probs, const T*
     support += labels[i] >= 0;
     query += labels[i] == kQuery;
   }
-  const T query_weight = query > 0 ? T(double(support) / double(query)) : T(0);
+  const T on_support = s.c.support, on_query = query_weight<T>(double(support), double(query));
   for (int64_t k = 0; k < K; ++k) b[k] = t[k] = 0;
   for (int64_t i0 = 0; i0 < N; i0 += kStepRows) {
     const int64_t rows = N - i0 < kStepRows ? N - i0 : kStepRows;
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t label = labels[i0 + i];
-      const T c = label >= 0 ? support_weight : label == kQuery ? query_weight : T(0);
+      const T c = label >= 0 ? on_support : label == kQuery ? on_query : T(0);
       x[i] = features + (i0 + i) * d + c0;
       for (int64_t k = 0; k < K; ++k) {
         const T p = probs[(i0 + i) * K + k], target = assignments[(i0 + i) * K + k];
@@ -142,12 +158,13 @@ void w_update_step(const T* features, const T* weights, const T* probs, const T*
   }
   for (int64_t k = 0; k < K; ++k)
     for (int64_t c = c0; c < c0 + n; ++c)
-      out[k * d + c] = T(t[k]) >= std::numeric_limits<T>::min()
-                           ? (out[k * d + c] + T(b[k]) * weights[k * d + c]) / T(t[k])
-                           : weights[k * d + c];  // a class without mass stays
+      out[k * d + c] = stepped(T(t[k]), T(b[k]), weights[k * d + c], out[k * d + c]);
 }
 
 inline int64_t step_workspace(const StepShape& shape) {
   const int64_t K = shape.classes;
   return (K * shape.dim + K * (2 * kStepRows + 2 * 8 + 8) + 6 * kStepRows) * 8 + 2 * K * 64 + 16 * 64;
 }
+
+}  // namespace TIM_ISA
+}  // namespace tim_ext

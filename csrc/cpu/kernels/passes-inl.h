@@ -8,6 +8,15 @@
 // Both depend on the task's shape alone, and chunks are added in order, so the threads never change a bit.
 // Memory beyond the features: log p (N K numbers) and one A (K d) per chunk. Rows of W, A and the like are padded
 // with zeros to whole vectors.
+#pragma once
+
+#include "cpu/kernels/iteration-inl.h"
+#include "cpu/kernels/prelude.h"
+#include "cpu/kernels/rows-inl.h"
+#include "cpu/kernels/tiles-inl.h"
+
+namespace tim_ext {
+namespace TIM_ISA {
 
 // Memory of the caller that outlives the passes, where the softmax and the weighted pass are separate calls.
 template <class T>
@@ -170,7 +179,8 @@ class PrimalPasses {
     } else {
       // p once more, from the logits: exp(log p) would cost float32 a digit.
       softmax_pass([&](Block<T>& block, int64_t b, int64_t slot) {
-        Sums<T> sums{state.parts + b * 4 * state.stride, nullptr, nullptr, T(0)};
+        Sums<T> sums;
+        sums.p = state.parts + b * 4 * state.stride;
         softmax_block<0, false>(task_.classes, c_, state.shift, block,
                                 state.accumulators + slot * 2 * task_.classes, sums);
         finish_block(task_.classes, block);
@@ -195,17 +205,18 @@ class PrimalPasses {
       const int64_t end = (chunk + 1) * chunk_blocks_ < blocks ? (chunk + 1) * chunk_blocks_ : blocks;
       for (int64_t b = chunk * chunk_blocks_; b < end; ++b) {
         const int64_t K = task_.classes, queries_from = (task_.support - b * rows_) / W;
-        Block<T> block{logits_ + b * rows_ * K,
-                       log_total_ + chunk * rows_,
-                       inverse_ + chunk * rows_,
-                       p_ + chunk * K * rows_,
-                       x_ + chunk * K * rows_,
-                       q_inverse_ + chunk * rows_,
-                       rows_,
-                       labels_ + b * rows_,
-                       (count(b) + W - 1) / W,
-                       queries_from > 0 ? queries_from : 0,
-                       b == blocks - 1};
+        Block<T> block;
+        block.logits = logits_ + b * rows_ * K;
+        block.log_total = log_total_ + chunk * rows_;
+        block.inverse = inverse_ + chunk * rows_;
+        block.p = p_ + chunk * K * rows_;
+        block.x = x_ + chunk * K * rows_;
+        block.q_inverse = q_inverse_ + chunk * rows_;
+        block.ld = rows_;
+        block.labels = labels_ + b * rows_;
+        block.vectors = (count(b) + W - 1) / W;
+        block.first_query = queries_from > 0 ? queries_from : 0;
+        block.ends = b == blocks - 1;
         f(block, b, chunk);
       }
     });
@@ -233,37 +244,5 @@ class PrimalPasses {
   Vec<T>* column_;
 };
 
-// TIM-ADM in the primal form: w_k <- (A_k + B_k w_k) / D_k.
-template <class T>
-class PrimalAdm : public PrimalPasses<T> {
- public:
-  PrimalAdm(const Task& task, const AdmParams& params, const T* scale, const Team& team, Arena& arena)
-      : PrimalPasses<T>(task, coefficients<T>(params, task), params.tol > 0, true, scale, team, arena) {}
-
-  template <int KT, From from>
-  void q_step() {
-    ClassState<T>& s = this->state;
-    this->template q_pass<KT, from>();
-    combine_q(this->task_, this->c_, s, this->blocks);
-    this->update_weights([&](int64_t k, int64_t, Vec<T> w, Vec<T> sum)
-                             TIM_LAMBDA_INLINE { return sum * s.step[k] + w * s.stay[k]; });
-  }
-};
-
-template <class T>
-int64_t primal_workspace(const Task& task, const AdmParams& params) {
-  Arena arena(nullptr);
-  const Team nobody{1, nullptr};
-  PrimalAdm<T>(task, params, nullptr, nobody, arena);
-  return arena.used();
-}
-
-template <class T>
-void primal_solve(const Task& task, const AdmParams& params, const T* scale, const TaskOutputs<T>& out,
-                  const Team& team, void* work) {
-  Arena arena(work);
-  PrimalAdm<T> form(task, params, scale, team, arena);
-  form.prepare();
-  *out.iterations = iterate<0>(form, task, params, form.coefs(), form.state, out.history);
-  form.finish(out);
-}
+}  // namespace TIM_ISA
+}  // namespace tim_ext

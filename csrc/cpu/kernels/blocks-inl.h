@@ -3,21 +3,35 @@
 //
 // KT is the number of classes where it is known at compile time (loops over classes are then unrolled), 0 where
 // it is not. Logits and log-probabilities are in units of log 2 throughout: see vexp2.
+#pragma once
 
-// Weights of the updates.
+#include "cpu/kernels/prelude.h"
+#include "cpu/kernels/vectors-inl.h"
+
+namespace tim_ext {
+namespace TIM_ISA {
+
+// The coefficients of a task. The default weighs nothing.
 template <class T>
-struct Coefficients {
-  T tau;             // temperature / ln 2
-  T support, query;  // c_S = lam / (beta + alpha), c_Q = |S| / |Q|
-  T power;           // 1 + alpha / beta
-  T marginal_power;  // m / (m + beta)
+struct Coefficients : AdmCoefficients<T> {
+  T query;  // c_Q
+
+  Coefficients() : AdmCoefficients<T>{T(0), T(0), T(1), T(0)}, query(T(0)) {}
 };
 
 template <class T>
 Coefficients<T> coefficients(const AdmParams& p, const Task& task) {
-  const double query = task.query > 0 ? double(task.support) / double(task.query) : 0.0;
-  return {T(p.temperature * kLog2e), T(p.lam / (p.beta + p.alpha)), T(query), T(1 + p.alpha / p.beta),
-          T(p.marginal_weight / (p.marginal_weight + p.beta))};
+  Coefficients<T> c;
+  static_cast<AdmCoefficients<T>&>(c) = adm_coefficients<T>(p);
+  c.query = query_weight<T>(double(task.support), double(task.query));
+  return c;
+}
+// For softmax_block without p^power.
+template <class T>
+Coefficients<T> softmax_coefficients(double temperature) {
+  Coefficients<T> c;
+  c.tau = tau_of<T>(temperature);
+  return c;
 }
 
 constexpr int64_t kBlockLanes = 512;  // at most, in one block
@@ -28,17 +42,18 @@ constexpr int64_t kBlockLanes = 512;  // at most, in one block
 // A block of samples, class-major: element (k, i) of an array at [k * ld + i].
 template <class T>
 struct Block {
-  T* logits;  // z_i . (w_k - w_K) for k < K - 1; then l_ik = logit_ik - logit_iK; log p_ik for all k on demand
-  T* log_total;  // log sum_k exp(l_ik)
-  T* inverse;    // 1 / sum_k exp(l_ik)
-  T* p;          // exp(l_ik) for k < K - 1, so that p_ik = p * inverse; p_ik itself for all k on demand
-  T* x;          // p_ik^power, then whatever weights the samples in the w-update
-  T* q_inverse;  // 1 / sum_k of the unnormalised q_ik
-  int64_t ld;
-  const typename Simd<T>::Int* labels;  // class, kQuery or kPadding for every lane
-  int64_t vectors;                      // the block has `vectors` * width lanes
-  int64_t first_query;                  // vectors before this one hold no query
-  bool ends;                            // whether the last vector may hold padding
+  // z_i . (w_k - w_K) for k < K - 1; then l_ik = logit_ik - logit_iK; log p_ik for all k on demand
+  T* logits = nullptr;
+  T* log_total = nullptr;  // log sum_k exp(l_ik)
+  T* inverse = nullptr;    // 1 / sum_k exp(l_ik)
+  T* p = nullptr;  // exp(l_ik) for k < K - 1, so that p_ik = p * inverse; p_ik itself for all k on demand
+  T* x = nullptr;  // p_ik^power, then whatever weights the samples in the w-update
+  T* q_inverse = nullptr;  // 1 / sum_k of the unnormalised q_ik
+  int64_t ld = 0;
+  const typename Simd<T>::Int* labels = nullptr;  // class, kQuery or kPadding for every lane
+  int64_t vectors = 0;                            // the block has `vectors` * width lanes
+  int64_t first_query = 0;                        // vectors before this one hold no query
+  bool ends = true;                               // whether the last vector may hold padding
 };
 
 template <class T>
@@ -58,23 +73,26 @@ TIM_INLINE IVec<T> load_labels(Block<T> b, int64_t v) {
 // What softmax_block and q_total_block sum over the samples of a block.
 template <class T>
 struct Sums {
-  T* p;        // [K] sum_i c_i p_ik, c_i = c_S on S and c_Q on Q
-  T* power;    // [K] sum over Q of p_ik^power
-  T* q;        // [K] sum over Q of q_ik
-  T smallest;  // a lower bound of power * log p_ik: whether p^power is safe from underflow
+  T* p = nullptr;      // [K] sum_i c_i p_ik, c_i = c_S on S and c_Q on Q
+  T* power = nullptr;  // [K] sum over Q of p_ik^power
+  T* q = nullptr;      // [K] sum over Q of q_ik
+  T smallest = T(0);   // a lower bound of power * log p_ik: whether p^power is safe from underflow
 };
 
-// log p_ik = l_ik - log_total_i in place of l_ik, and p_ik in place of exp(l_ik).
-template <class T>
+// log p_ik = l_ik - log_total_i in place of l_ik, and p_ik in place of exp(l_ik) unless it is made from log p later.
+template <bool with_p = true, class T>
 TIM_INLINE void finish_block(int64_t classes, Block<T> b) {
   constexpr int W = kWidth<T>;
   for (int64_t k = 0; k < classes; ++k)
     for (int64_t v = 0; v < b.vectors; ++v) {
       T* logits = b.logits + k * b.ld + v * W;
-      T* p = b.p + k * b.ld + v * W;
-      const Vec<T> log_total = load(b.log_total + v * W), inverse = load(b.inverse + v * W);
+      const Vec<T> log_total = load(b.log_total + v * W);
       store(logits, k < classes - 1 ? load(logits) - log_total : -log_total);
-      store(p, k < classes - 1 ? load(p) * inverse : inverse);
+      if constexpr (with_p) {
+        T* p = b.p + k * b.ld + v * W;
+        const Vec<T> inverse = load(b.inverse + v * W);
+        store(p, k < classes - 1 ? load(p) * inverse : inverse);
+      }
     }
 }
 
@@ -329,10 +347,14 @@ TIM_INLINE T change_block(int64_t classes, Block<T> b, T* before) {
   return reduce_max<T>(largest);
 }
 
-// factor_k = (s_k / (K prior_k))^-e for the q-update, unless exact; arrays hold K values padded to whole vectors.
+// factor_k = (s_k / (K prior_k))^-e = 2^-q_offset for the q-update, unless exact; arrays hold K values padded to whole
+// vectors.
 template <class T>
 TIM_INLINE void marginal_factors(int64_t classes, Coefficients<T> c, const T* s, const T* log_prior,
                                  T* factor) {
   for (int64_t k = 0; k < classes; k += kWidth<T>)
     store(factor + k, vexp2<T>((vlog2<T>(load(s + k)) + load(log_prior + k)) * -c.marginal_power));
 }
+
+}  // namespace TIM_ISA
+}  // namespace tim_ext

@@ -1,7 +1,11 @@
 // Vectors of the instruction set that this translation unit is compiled for, and the exponential and
-// logarithm on them. Included inside the instruction set's own namespace (see kernels.inc).
+// logarithm on them.
+#pragma once
 
-#define TIM_INLINE inline __attribute__((always_inline))
+#include "cpu/kernels/prelude.h"
+
+namespace tim_ext {
+namespace TIM_ISA {
 
 template <class T>
 struct Simd;
@@ -17,7 +21,6 @@ struct Simd<float> {
   static constexpr int mantissa_bits = 23;
   static constexpr float round_magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
   static constexpr float exp2_min = -125.0f;         // exp2 below this is a constant 2e-38, not 0
-  static constexpr float tiny = 1e-30f, huge = 1e30f;
 };
 
 template <>
@@ -31,7 +34,6 @@ struct Simd<double> {
   static constexpr int mantissa_bits = 52;
   static constexpr double round_magic = 6755399441055744.0;  // 1.5 * 2^52
   static constexpr double exp2_min = -1021.0;
-  static constexpr double tiny = 1e-280, huge = 1e280;
 };
 
 template <class T>
@@ -149,8 +151,6 @@ TIM_INLINE T reduce_max(Vec<T> v) {
     return reduce_max<T, s / 2>(max_with_distance<T, s>(v, std::make_integer_sequence<int, kWidth<T>>{}));
 }
 
-constexpr double kLn2 = 0.693147180559945309417, kLog2e = 1.44269504088896340736;
-
 // 2^x for x up to the range of T; x below exp2_min counts as exp2_min.
 // x = n + f with n an integer and |f| <= 1/2, both exact: 2^x = 2^n 2^f. Working in powers of two instead of e
 // makes the reduction two additions, which leaves the multipliers to the polynomial.
@@ -226,3 +226,6 @@ TIM_INLINE void transpose(Vec<T> (&r)[kWidth<T>]) {
     transpose<T, s / 2>(r);
   }
 }
+
+}  // namespace TIM_ISA
+}  // namespace tim_ext

@@ -1,0 +1,164 @@
+// The coefficients of TIM's updates, each written once: for the CPU, for CUDA and for its emulation. What a new input of
+// the iteration changes, it changes here.
+//
+// Counts are divided in the type N that they come in: double where a task is prepared once, T in a kernel.
+#pragma once
+
+#include <math.h>  // with the overloads of <cmath> in the global namespace, as in CUDA
+
+#include "common/numbers.h"
+#include "common/problem.h"
+
+namespace tim_ext {
+
+// Logits and log p are in units of log 2.
+template <class T>
+TIM_HD T tau_of(double temperature) {
+  return T(temperature * kLog2e);
+}
+
+// -log2(K prior_k): what a class prior adds to the logarithm of a marginal.
+TIM_HD double log_prior_of(int64_t classes, double prior) { return -log2(double(classes) * prior); }
+
+// TIM-ADM --------------------------------------------------------------------------------------------
+
+// What the hyper-parameters alone decide.
+template <class T>
+struct AdmCoefficients {
+  T tau;             // temperature / ln 2
+  T support;         // c_S = lam / (beta + alpha), of a support sample in every sum
+  T power;           // 1 + alpha / beta, of p_ik in q_ik
+  T marginal_power;  // m / (m + beta), of sum over Q of p_ik^power in q_ik
+};
+template <class T>
+TIM_HD AdmCoefficients<T> adm_coefficients(const AdmParams& p) {
+  AdmCoefficients<T> c;
+  c.tau = tau_of<T>(p.temperature);
+  c.support = T(p.lam / (p.beta + p.alpha));
+  c.power = T(1 + p.alpha / p.beta);
+  c.marginal_power = T(p.marginal_weight / (p.marginal_weight + p.beta));
+  return c;
+}
+
+// c_Q = |S| / |Q|, of a query in every sum.
+template <class T, class N>
+TIM_HD T query_weight(N support, N query) {
+  return query > N(0) ? T(support / query) : T(0);
+}
+
+// log q_ik = power log p_ik - offset_k + (a constant of sample i),
+//   offset_k = m / (m + beta) (log sum over Q of p_ik^power - log(K prior_k))
+// in whatever unit the logarithms have. (marginal_factors of the CPU is the same on vectors.)
+template <class T>
+TIM_HD T q_offset(const AdmCoefficients<T>& c, T log_sum, T log_prior) {
+  return c.marginal_power * (log_sum + log_prior);
+}
+
+// The sums of a class in the w-update.
+template <class T>
+struct ClassSums {
+  T support;  // |S_k|
+  T q;        // sum over Q of q_ik
+  T p;        // sum_i c_i p_ik
+};
+// w_k <- step_k sum_i c_i (t_ik - p_ik) z_i + stay_k w_k,   t = y on S and q on Q
+//   D_k = c_S |S_k| + c_Q sum over Q of q_ik,   step_k = 1 / D_k,   stay_k = sum_i c_i p_ik / D_k
+// A class without mass (only if lam = 0) stays.
+template <class T>
+struct ClassStep {
+  T step, stay;
+};
+template <class T>
+TIM_HD ClassStep<T> class_step(const AdmCoefficients<T>& c, T query, const ClassSums<T>& sums) {
+  const T mass = c.support * sums.support + query * sums.q;
+  const bool some = mass >= Range<T>::smallest;
+  ClassStep<T> s;
+  s.step = some ? T(1) / mass : T(0);
+  s.stay = some ? sums.p / mass : T(1);
+  return s;
+}
+// The same where D_k comes from assignments that are given: one element of w_k, and of sum_i c_i (t_ik - p_ik) z_i.
+template <class T>
+TIM_HD T stepped(T mass, T sum_p, T w, T sum) {
+  return mass >= Range<T>::smallest ? (sum + sum_p * w) / mass : w;
+}
+
+// TIM-GD ---------------------------------------------------------------------------------------------
+
+template <class T>
+struct GdCoefficients {
+  T tau;                          // temperature / ln 2
+  T temperature;                  // dL/dw_k = temperature (sum_i g_ik z_i - w_k sum_i g_ik)
+  T lam, alpha, marginal_weight;  // L = lam CE - m M + alpha H
+  T order;                        // a of the entropies; what rounds to 1 is Shannon's
+};
+template <class T>
+TIM_HD GdCoefficients<T> gd_coefficients(const GdParams& p) {
+  GdCoefficients<T> c;
+  c.tau = tau_of<T>(p.temperature);
+  c.temperature = T(p.temperature);
+  c.lam = T(p.lam);
+  c.alpha = T(p.alpha);
+  c.marginal_weight = T(p.marginal_weight);
+  c.order = T(p.entropy_order);
+  return c;
+}
+
+// The loss from its terms CE, M, H.
+template <class T>
+TIM_HD T loss_of(const GdCoefficients<T>& c, const T* terms) {
+  return c.lam * terms[0] - c.marginal_weight * terms[1] + c.alpha * terms[2];
+}
+
+// g_ik = lam / |S| (p_ik - y_ik) on S
+template <class T, class N>
+TIM_HD T gd_support_weight(N lam, N support) {
+  return T(lam / support);
+}
+// g_ik = 1 / |Q| (v_ik - p_ik sum_j v_ij) on Q
+template <class T, class N>
+TIM_HD T gd_query_weight(N query) {
+  return query > N(0) ? T(N(1) / query) : T(0);
+}
+
+// log_a(x) = (x^(a-1) - 1) / (a - 1) from log x.
+template <class T>
+TIM_HD T log_of_order(T log_x, T order) {
+  return order == T(1) ? log_x : expm1((order - T(1)) * log_x) / (order - T(1));
+}
+
+// Adam as in torch.optim.Adam:
+//   first <- first + (g - first) add_first,   second <- second keep_second + g^2 add_second
+//   w <- w - first rate / (sqrt(second) correction + eps)
+template <class T>
+struct AdamCoefficients {
+  T add_first;    // 1 - beta1
+  T keep_second;  // beta2
+  T add_second;   // 1 - beta2
+  T eps;          // at least the smallest normal number, so that 0 / 0 does not occur
+};
+template <class T>
+TIM_HD AdamCoefficients<T> adam_coefficients(const GdParams& p) {
+  AdamCoefficients<T> c;
+  c.add_first = T(1 - p.adam_beta1);
+  c.keep_second = T(p.adam_beta2);
+  c.add_second = T(1 - p.adam_beta2);
+  c.eps = T(p.eps) > Range<T>::smallest ? T(p.eps) : Range<T>::smallest;
+  return c;
+}
+
+// The bias corrections of step t = 1, 2, ...
+template <class T>
+struct AdamStep {
+  T rate;        // lr / (1 - beta1^t)
+  T correction;  // 1 / sqrt(1 - beta2^t)
+};
+template <class T>
+TIM_HD AdamStep<T> adam_step(double lr, double beta1_to_t, double beta2_to_t) {
+  AdamStep<T> s;
+  s.rate = T(lr / (1 - beta1_to_t));
+  s.correction = T(1 / sqrt(1 - beta2_to_t));
+  return s;
+}
+
+}  // namespace tim_ext

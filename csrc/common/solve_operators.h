@@ -1,0 +1,155 @@
+// adm_solve and gd_solve up to the solve itself: arguments in the order of their schemas (ops.cpp) to named fields, checks,
+// the tensors that results go into. A device gives  solve(batch, params, outputs, features).
+#pragma once
+
+#include "common/tensors.h"
+
+namespace tim_ext {
+
+// probs, predictions, weights, iterations, history, status
+using SolveResult = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+inline Form form_of(const std::string& name) {
+  STD_TORCH_CHECK(name == "auto" || name == "dual" || name == "primal",
+                  "adm_solve: form must be 'auto', 'dual' or 'primal', got '", name, "'");
+  return name == "auto" ? Form::automatic : name == "dual" ? Form::dual : Form::primal;
+}
+
+inline Batch check_batch(const char* op,
+                         const Tensor& features,                    // [M, d]
+                         const std::optional<Tensor>& rows,         // [R]
+                         const Tensor& labels,                      // [R]
+                         const Tensor& offsets,                     // [T + 1]
+                         const Tensor& classes,                     // [T]
+                         const std::optional<Tensor>& class_prior,  // [sum_t K_t]
+                         int64_t probs_size, int64_t weights_rows) {
+  const Dtype dtype = dtype_of(op, features);
+  check_tensor(op, "features", features, features.scalar_type(), {-1, -1}, &features);
+  check_tensor(op, "labels", labels, ScalarType::Long, {-1}, &features);
+  const int64_t samples = labels.size(0), dim = features.size(1);
+  if (rows) check_tensor(op, "rows", *rows, ScalarType::Long, {samples}, &features);
+  check_tensor(op, "classes", classes, ScalarType::Long, {-1});
+  const int64_t tasks = classes.size(0);
+  check_tensor(op, "offsets", offsets, ScalarType::Long, {tasks + 1});
+  STD_TORCH_CHECK(dim > 0, op, ": features must have at least one column");
+
+  Batch batch;
+  batch.dtype = dtype;
+  batch.features = features.const_data_ptr();
+  batch.pool_rows = features.size(0);
+  batch.dim = dim;
+  batch.rows = rows ? rows->const_data_ptr<int64_t>() : nullptr;
+  batch.labels = labels.const_data_ptr<int64_t>();
+  batch.offsets = offsets.const_data_ptr<int64_t>();
+  batch.classes = classes.const_data_ptr<int64_t>();
+  batch.tasks = tasks;
+  int64_t probs_needed = 0, all_classes = 0;
+  STD_TORCH_CHECK(batch.offsets[0] == 0 && batch.offsets[tasks] == samples, op,
+                  ": offsets must run from 0 to the number of labels (", samples, ")");
+  for (int64_t t = 0; t < tasks; ++t) {
+    const int64_t n = batch.offsets[t + 1] - batch.offsets[t];
+    STD_TORCH_CHECK(n >= 0, op, ": offsets must not decrease (task ", t, ")");
+    STD_TORCH_CHECK(batch.classes[t] >= 1, op, ": classes must be >= 1, got ", batch.classes[t], " (task ", t,
+                    ")");
+    probs_needed += n * batch.classes[t];
+    all_classes += batch.classes[t];
+  }
+  STD_TORCH_CHECK(probs_size == 0 || probs_size == probs_needed, op, ": probs_size must be 0 or ",
+                  probs_needed, ", got ", probs_size);
+  STD_TORCH_CHECK(weights_rows == 0 || weights_rows == all_classes, op, ": weights_rows must be 0 or ",
+                  all_classes, ", got ", weights_rows);
+  if (class_prior) {
+    check_tensor(op, "class_prior", *class_prior, ScalarType::Double, {all_classes});
+    batch.class_prior = class_prior->const_data_ptr<double>();
+    check_prior(op, *class_prior);
+  }
+  return batch;
+}
+
+inline SolveResult new_result(const Batch& batch, const Tensor& features, const Tensor& labels,
+                              int64_t probs_size, int64_t weights_rows, int64_t iterations, bool history) {
+  const ScalarType real = real_type(batch.dtype);
+  return {new_tensor(features, {probs_size}, real),
+          new_tensor(labels, {labels.size(0)}, ScalarType::Long),
+          new_tensor(features, {weights_rows, batch.dim}, real),
+          new_tensor(labels, {batch.tasks}, ScalarType::Long),
+          new_tensor(features, {batch.tasks, history ? iterations + 1 : 0, 3}, real),
+          new_tensor(labels, {batch.tasks, 3}, ScalarType::Long)};
+}
+
+inline Outputs outputs_of(const SolveResult& result) {
+  const auto& [probs, predictions, weights, iterations, history, status] = result;
+  auto or_null = [](const Tensor& t) { return t.numel() ? t.mutable_data_ptr() : nullptr; };
+  Outputs out;
+  out.probs = or_null(probs);
+  out.predictions = predictions.mutable_data_ptr<int64_t>();
+  out.weights = or_null(weights);
+  out.iterations = iterations.mutable_data_ptr<int64_t>();
+  out.history = or_null(history);
+  out.status = status.mutable_data_ptr<int64_t>();
+  return out;
+}
+
+template <class Params>
+using Solve = void (*)(const Batch&, const Params&, const Outputs&, const Tensor& features);
+
+template <class Params>
+SolveResult solve_operator(const char* op, Solve<Params> solve, const Params& params, const Tensor& features,
+                           const std::optional<Tensor>& rows, const Tensor& labels, const Tensor& offsets,
+                           const Tensor& classes, const std::optional<Tensor>& class_prior,
+                           int64_t probs_size, int64_t weights_rows, bool history) {
+  STD_TORCH_CHECK(params.iterations >= 0, op, ": iterations must be >= 0, got ", params.iterations);
+  const Batch batch =
+      check_batch(op, features, rows, labels, offsets, classes, class_prior, probs_size, weights_rows);
+  const SolveResult result =
+      new_result(batch, features, labels, probs_size, weights_rows, params.iterations, history);
+  solve(batch, params, outputs_of(result), features);
+  return result;
+}
+
+template <Solve<AdmParams> solve>
+SolveResult adm_solve_operator(const Tensor& features, const std::optional<Tensor>& rows,
+                               const Tensor& labels, const Tensor& offsets, const Tensor& classes, double lam,
+                               double alpha, double beta, double temperature, double marginal_weight,
+                               int64_t iterations, double tol, bool normalize, const std::string& form,
+                               int64_t probs_size, int64_t weights_rows, bool history,
+                               const std::optional<Tensor>& class_prior) {
+  AdmParams p;
+  p.lam = lam;
+  p.alpha = alpha;
+  p.beta = beta;
+  p.temperature = temperature;
+  p.marginal_weight = marginal_weight;
+  p.iterations = iterations;
+  p.tol = tol;
+  p.normalize = normalize;
+  p.form = form_of(form);
+  return solve_operator("adm_solve", solve, p, features, rows, labels, offsets, classes, class_prior,
+                        probs_size, weights_rows, history);
+}
+
+template <Solve<GdParams> solve>
+SolveResult gd_solve_operator(const Tensor& features, const std::optional<Tensor>& rows, const Tensor& labels,
+                              const Tensor& offsets, const Tensor& classes, double lam, double alpha,
+                              double temperature, double marginal_weight, double entropy_order,
+                              int64_t iterations, double lr, double adam_beta1, double adam_beta2, double eps,
+                              double tol, bool normalize, int64_t probs_size, int64_t weights_rows,
+                              bool history, const std::optional<Tensor>& class_prior) {
+  GdParams p;
+  p.lam = lam;
+  p.alpha = alpha;
+  p.temperature = temperature;
+  p.marginal_weight = marginal_weight;
+  p.entropy_order = entropy_order;
+  p.iterations = iterations;
+  p.lr = lr;
+  p.adam_beta1 = adam_beta1;
+  p.adam_beta2 = adam_beta2;
+  p.eps = eps;
+  p.tol = tol;
+  p.normalize = normalize;
+  return solve_operator("gd_solve", solve, p, features, rows, labels, offsets, classes, class_prior,
+                        probs_size, weights_rows, history);
+}
+
+}  // namespace tim_ext

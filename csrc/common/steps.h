@@ -1,0 +1,47 @@
+// The arguments of the step operators, on T tasks of equal shape: the same for every device. Of the coefficients, each has
+// those of its hyper-parameters.
+#pragma once
+
+#include "common/equations.h"
+
+namespace tim_ext {
+
+struct StepShape {
+  int64_t tasks = 0, samples = 0, classes = 0, dim = 0;
+};
+
+// p_ik = softmax_k(-temperature / 2 ||w_k - z_i||^2)
+template <class T>
+struct DistanceSoftmax {
+  StepShape shape;
+  AdmCoefficients<T> c;
+  const T* features = nullptr;  // [T, N, d]
+  const T* weights = nullptr;   // [T, K, d]
+  T* probs = nullptr;           // [T, N, K]
+  T* log_probs = nullptr;       // [T, N, K]
+};
+
+// q_ik = softmax_k(power log p_ik - offset_k) on queries, y_ik on support samples, 0 on padding
+template <class T>
+struct QUpdate {
+  StepShape shape;
+  AdmCoefficients<T> c;
+  const T* log_probs = nullptr;     // [T, N, K]
+  const int64_t* labels = nullptr;  // [T, N]
+  T* assignments = nullptr;         // [T, N, K]
+};
+
+// w_k <- [ sum_i c_i (t_ik - p_ik) z_i + w_k sum_i c_i p_ik ] / sum_i c_i t_ik,   t = assignments, c_i = c_S or c_Q
+template <class T>
+struct WUpdate {
+  StepShape shape;
+  AdmCoefficients<T> c;
+  const T* features = nullptr;      // [T, N, d]
+  const T* weights = nullptr;       // [T, K, d]
+  const T* probs = nullptr;         // [T, N, K]
+  const T* assignments = nullptr;   // [T, N, K]
+  const int64_t* labels = nullptr;  // [T, N]
+  T* out = nullptr;                 // [T, K, d]
+};
+
+}  // namespace tim_ext
