@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -235,7 +236,7 @@ def test_validation_is_the_nearest_prototype(data, run):
         distances = ((features[rows[5:], None] - features[rows[:5]]) ** 2).sum(axis=-1)
         accuracies.append((truth[:5][distances.argmin(axis=1)] == truth[5:]).mean())
     assert description["validation"]["accuracy"] == pytest.approx(np.mean(accuracies))
-    expected = 1.96 * np.std(accuracies, ddof=1) / np.sqrt(20)
+    expected = NormalDist().inv_cdf(0.975) * np.std(accuracies, ddof=1) / np.sqrt(20)
     assert description["validation"]["ci95"] == pytest.approx(expected)
 
 
