@@ -191,7 +191,7 @@ def test_any_separable_task_in_small_segments(problem, method, cached):
 # Memory maps ---------------------------------------------------------------------------------------
 
 
-# In a process of its own, in which malloc gives back what is freed: else memory kept for later counts as used.
+# In a process of its own, in which malloc gives back what is freed: what it keeps would count as used.
 SOLVE_A_MAP = """
 import sys
 import numpy as np
