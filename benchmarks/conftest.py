@@ -48,6 +48,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--profile", choices=["quick", "full"], default="quick", help="which comparisons (quick)")
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """A measurement has the machine to itself; agreement alone is checked on all cores."""
+    return None if config.getoption("benchmark_disable") else 0
+
+
 def suite(group: str, comparisons: list[Comparison]) -> pytest.MarkDecorator:
     """The tests of these comparisons, as a decorator of `def test_x(run, comparison, candidate, device)`."""
     names = [comparison.name for comparison in comparisons]

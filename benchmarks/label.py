@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tim_ext import cli
+from tim_ext.cli.main import main as tim_ext
 from tim_ext.files.features import load_features
 
 
@@ -43,7 +43,7 @@ def main() -> None:
             for name, more in (("nearest prototype", ["--iterations", "0"]), ("tim-ext label", [])):
                 files = [str(pool), "--support", str(support), "--out", str(out)]
                 with redirect_stdout(StringIO()):
-                    code = cli.main(["label", *files, *more])
+                    code = tim_ext(["label", *files, *more])
                 if code:
                     raise SystemExit(code)
                 found = np.load(out)

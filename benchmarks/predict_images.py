@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from tim_ext.cli import predict
-from tim_ext.images.networks import LITE, open_encoder
+from tim_ext.images.extraction import open_extractor
+from tim_ext.images.labelling import solve
+from tim_ext.images.networks import LITE
 
-METHODS = {  # the solver of `tim-ext predict`, and hyper-parameters
+METHODS = {  # --method of `tim-ext predict`, and hyper-parameters
     "nearest prototype": ("adm", {"iterations": 0}),
     "TIM-ADM": ("adm", {}),
     "TIM-GD": ("gd", {}),
@@ -31,13 +32,12 @@ BANDS = (0.0, 0.5, 0.9, 0.99, 1.01)  # of confidence
 
 def encode(images, name, workers):
     """[M, d], by way of files."""
-    encoder, how = open_encoder(name)
-    encoder = encoder.to(memory_format=torch.channels_last).eval()
+    extract = open_extractor(name, device="cpu", workers=workers)
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as spool:
         paths = [Path(folder, f"{row}.png") for row in range(len(images))]
         for path, image in zip(paths, images, strict=True):
             Image.fromarray(image).save(path)
-        encoded, skipped = predict.features(encoder, how, name, predict.BATCH_SIZE, workers, paths, spool)
+        encoded, skipped = extract(paths, spool)
         assert not skipped
         return encoded.features
 
@@ -83,8 +83,8 @@ def main() -> None:
     for shots in options.shots:
         for _ in range(options.draws):
             known, found, classes, truth = draw(rng, labels, options.ways, shots, options.queries)
-            for name, (solver, hyper) in METHODS.items():
-                probs = predict.solve(solver, features[known], classes, features[found], hyper)
+            for name, (method, hyper) in METHODS.items():
+                probs = solve(method, features[known], classes, features[found], hyper)
                 right.setdefault((shots, name), []).append(probs.argmax(axis=1) == truth.numpy())
                 confidence.setdefault((shots, name), []).append(probs.max(axis=1))
     print(f"{options.ways} classes, {options.queries} images of each to label, {options.draws} draws")

@@ -19,6 +19,7 @@ from torch import Tensor
 
 import tim_ext
 from tim_ext import reference
+from tim_ext.evaluation.statistics import mean_and_ci95
 
 WAYS, QUERIES = 5, 15
 LARGEST_DIFFERENCE = 0.05  # points
@@ -63,9 +64,9 @@ def report(name: str, solve: Callable[[], tim_ext.Result], labels: Tensor, truth
     start = time.perf_counter()
     right = accuracies(solve().predictions, labels, truth)
     seconds = time.perf_counter() - start
-    interval = 1.96 * right.double().std().item() / len(right) ** 0.5
+    mean, ci95 = mean_and_ci95(right.double())
     speed = 1000 * seconds / len(right)
-    print(f"  {name:20s} {right.mean():6.2f} % +- {interval:.2f}  {speed:9.2f} ms per task", flush=True)
+    print(f"  {name:20s} {mean:6.2f} % +- {ci95 or 0.0:.2f}  {speed:9.2f} ms per task", flush=True)
     return right
 
 

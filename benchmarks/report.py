@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from tim_ext.evaluation.paper_tables import RUN_TIMES
+from tim_ext.files.atomic import write_atomically
 
 from . import figures
 from .analysis import Change, Form, Report, Row, changes, crossing, exponent, fit_line, forms, load
@@ -378,16 +379,10 @@ def markdown(report: Report, images: dict[str, str], profile: str) -> str:
     return "\n\n".join(parts)
 
 
-def write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(text)
-    os.replace(temporary, path)
-
-
 def write_page(text: str) -> None:
     before, rest = PAGE.read_text().split(BEGIN)
     _, after = rest.split(END)
-    write(PAGE, f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+    write_atomically(PAGE, f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -417,7 +412,7 @@ def main(arguments: list[str] | None = None) -> int:
     found = changes(old, report) if old else []
     if old:
         text += f"\n\n### Compared with {options.compare.name}\n\n{compared(found, options.compare)}"
-    write(options.out / "report.md", text + "\n")
+    write_atomically(options.out / "report.md", text + "\n")
     if options.profile == "full" if options.docs is None else options.docs:
         images = plots(report, IMAGES)
         page = markdown(report, {t: f"images/{path.name}" for t, path in images.items()}, options.profile)

@@ -18,7 +18,7 @@ import torch
 import tim_ext
 from tim_ext import tasks
 from tim_ext.evaluation.methods import METHODS
-from tim_ext.evaluation.run import Evaluation
+from tim_ext.evaluation.table import Evaluation
 from tim_ext.files.features import Features, load_features
 
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cuda_toolkit import DEFAULT_ARCHITECTURES, plan_cuda
 from setuptools.command.build_ext import build_ext
-from tim_ext_build import OLDEST_TORCH, release
+from tim_ext_build import OLDEST_TORCH, ROOT, release
 
 try:
     import torch
@@ -19,7 +19,7 @@ try:
 except ImportError as error:  # metadata and source distributions need no torch
     torch, no_torch = None, error
 
-PACKAGE = Path(__file__).resolve().parent.parent / "tim_ext"
+PACKAGE = ROOT / "tim_ext"
 
 
 class BuildNative(cpp_extension.BuildExtension if torch else build_ext):  # type: ignore[misc]

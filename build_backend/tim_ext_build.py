@@ -1,10 +1,10 @@
 """PEP 517 backend: setuptools, plus torch as a build requirement only when it is not installed yet.
 
 pip builds in an isolated environment, where a static requirement on torch means a second download of some
-gigabytes. The library works with every torch >= 2.10 whichever one it was built with (stable ABI), so a
-torch that is already installed serves. Its environment is the one `sys.executable` shows when asked without
-pip's PYTHONPATH. Front ends that build with another interpreter (`python -m build`, uv) find no torch there,
-and install one.
+gigabytes. The library works with every torch from OLDEST_TORCH on, whichever one it was built with (stable
+ABI), so a torch that is already installed serves. Its environment is the one `sys.executable` shows if asked
+without pip's PYTHONPATH. Front ends that build with another interpreter (`python -m build`, uv) find no torch
+there, and install one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -25,7 +26,9 @@ from setuptools.build_meta import get_requires_for_build_sdist as get_requires_f
 from setuptools.build_meta import prepare_metadata_for_build_editable as prepare_metadata_for_build_editable
 from setuptools.build_meta import prepare_metadata_for_build_wheel as prepare_metadata_for_build_wheel
 
-OLDEST_TORCH = (2, 10)
+ROOT = Path(__file__).resolve().parents[1]
+# Not by import: tim_ext itself needs torch.
+OLDEST_TORCH: tuple[int, int] = runpy.run_path(f"{ROOT}/tim_ext/version.py")["OLDEST_TORCH"]
 OLDEST_SETUPTOOLS = (77, 0)  # reads the licence field of pyproject.toml
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from tim_ext.cli import Parser
+from tim_ext.cli.parsing import Parser
 from tim_ext.errors import UserError, one_line
 
 __all__ = ["Parser", "UserError", "one_line", "run_command"]

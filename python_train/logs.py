@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tim_ext.errors import require
-from tim_ext.files.tensors import write_atomically
+from tim_ext.files.atomic import write_atomically
 
 COLUMNS = (
     "step",
@@ -43,7 +43,7 @@ class Log:
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-        write_atomically(self.file, text.getvalue().encode())
+        write_atomically(self.file, text.getvalue())
         row = {name: value for name, value in rows[-1].items() if value is not None}
         if self.events is not None:
             for name in row.keys() - {"step"}:

@@ -22,7 +22,7 @@ from .loading import Batch
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that the weights depend on: a checkpoint of another recipe cannot be gone on with."""
+    """All that the weights depend on: a checkpoint of another recipe cannot be continued."""
 
     dataset: str
     images: str  # hash of the list of training images

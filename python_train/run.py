@@ -19,7 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import tim_ext
 from tim_ext.errors import require
-from tim_ext.files.tensors import read_tensors, remove_leftovers, write_json
+from tim_ext.files.atomic import remove_leftovers
+from tim_ext.files.tensors import read_tensors, write_json
 from tim_ext.images.networks import make_encoder
 
 from . import checkpoint, counters, objectives

@@ -43,8 +43,22 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m python_train.train", description="Trains an encoder on base classes.")
     add_data_options(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the run")
+    _add_encoder_options(parser.add_argument_group("encoder and images"))
+    _add_optimisation_options(parser.add_argument_group("optimisation"))
 
-    group = parser.add_argument_group("encoder and images")
+    group = parser.add_argument_group("episodes")
+    group.add_argument("--episodic", action="store_true", help="train Prototypical Networks")
+    group.add_argument("--episodes", type=count(1), default=2, metavar="N", help="of a step (2)")
+    group.add_argument("--ways", type=count(2), default=5, metavar="N", help="(5)")
+    group.add_argument("--shots", type=count(1), default=5, metavar="N", help="(5)")
+    group.add_argument("--queries", type=count(1), default=20, metavar="N", help="of each class (20)")
+
+    _add_validation_options(parser.add_argument_group("validation and checkpoints"))
+    add_machine_options(parser)
+    return parser
+
+
+def _add_encoder_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--model",
         default="resnet18",
@@ -61,7 +75,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     group.add_argument("--flip", action=argparse.BooleanOptionalAction, help="mirror half of the images")
 
-    group = parser.add_argument_group("optimisation")
+
+def _add_optimisation_options(group: argparse._ArgumentGroup) -> None:
     length = group.add_mutually_exclusive_group()
     length.add_argument("--epochs", type=count(1), metavar="N", help=f"({EPOCHS})")
     length.add_argument(
@@ -78,14 +93,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--seed", type=count(0), default=0, metavar="N", help="of weights, order and changes (0)"
     )
 
-    group = parser.add_argument_group("episodes")
-    group.add_argument("--episodic", action="store_true", help="train Prototypical Networks")
-    group.add_argument("--episodes", type=count(1), default=2, metavar="N", help="of a step (2)")
-    group.add_argument("--ways", type=count(2), default=5, metavar="N", help="(5)")
-    group.add_argument("--shots", type=count(1), default=5, metavar="N", help="(5)")
-    group.add_argument("--queries", type=count(1), default=20, metavar="N", help="of each class (20)")
 
-    group = parser.add_argument_group("validation and checkpoints")
+def _add_validation_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--val-tasks", type=count(0), default=500, metavar="N", help="few-shot tasks; 0: none (500)"
     )
@@ -99,8 +108,6 @@ def make_parser() -> argparse.ArgumentParser:
         "--checkpoint-every", type=count(1), default=1000, metavar="STEPS", help="and at validations (1000)"
     )
     group.add_argument("--no-tensorboard", action="store_true", help="write log.csv alone")
-    add_machine_options(parser)
-    return parser
 
 
 def train(options: argparse.Namespace) -> None:

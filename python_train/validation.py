@@ -8,6 +8,7 @@ from typing import NamedTuple, cast
 from torch import Tensor, nn
 
 import tim_ext
+from tim_ext.evaluation.statistics import mean_and_ci95
 
 from .datasets import Dataset
 from .distributed import World
@@ -55,5 +56,5 @@ class Validation:
         queries = labels < 0
         right = (cast(Tensor, result.predictions) == truth) & queries
         accuracy = right.sum(dim=1).double() / queries.sum(dim=1)  # [T]
-        spread = float(accuracy.std()) if len(accuracy) > 1 else math.nan
-        return Accuracy(float(accuracy.mean()), 1.96 * spread / math.sqrt(len(accuracy)))
+        mean, ci95 = mean_and_ci95(accuracy)
+        return Accuracy(mean, math.nan if ci95 is None else ci95)

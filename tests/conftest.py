@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 
@@ -22,18 +24,22 @@ settings.register_profile(
 settings.load_profile("tim_ext")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: takes more than a few seconds")
-    config.addinivalue_line("markers", "gpu: needs a CUDA device")
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
 
 
 def pytest_sessionstart() -> None:
-    """One thread unless a test asks for more: on a busy machine plain torch waits for its threads."""
+    """What a test may rely on however pytest was started, alone or as one of many workers.
+
+    One thread unless a test asks for more, here and in the processes it starts: the workers take all cores,
+    and on a busy machine plain torch waits for its threads. Signals act as in a terminal: what a shell runs
+    in the background has SIGINT ignored from the start, Python leaves it so, and new processes inherit it.
+    """
     torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -13,7 +13,8 @@ process or for memory. `tim_ext.evaluate` compares methods on many tasks; its pa
 from typing import TYPE_CHECKING, Any
 
 from . import baselines, distributed, reference, tasks, transforms
-from .evaluation.run import Evaluation, evaluate
+from .evaluation.compare import evaluate
+from .evaluation.table import Evaluation
 from .files.features import load_features
 from .solver.finetuning import finetune
 from .solver.result import History, Result

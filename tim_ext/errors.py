@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from types import ModuleType
 
 
@@ -14,6 +15,12 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.strerror}: {error.filename}"
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def listed(names: Sequence[str], most: int = 10) -> str:
+    """Names in quotes; of many, the first ones and how many more there are."""
+    more = len(names) - most
+    return ", ".join(map(repr, names[:most])) + (f" and {more} more" if more > 0 else "")
 
 
 def require(module: str, extra: str | None = None) -> ModuleType:

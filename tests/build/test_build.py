@@ -7,6 +7,9 @@ from pathlib import Path
 import cuda_toolkit
 import pytest
 import tim_ext_build
+from helpers.paths import ROOT
+
+from tim_ext.version import OLDEST_TORCH
 
 
 def fake_toolkit(root: Path, release: str = "13.0", missing: str = "") -> None:
@@ -29,6 +32,20 @@ def nvcc_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.delenv("CUDA_PATH", raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+
+@pytest.mark.parametrize(
+    ("file", "sentence"),
+    [
+        ("pyproject.toml", '"torch>={}"'),
+        ("README.md", "torch >= {}"),
+        (".github/workflows/ci.yml", '"torch=={}.0"'),
+        ("csrc/common/torch_abi.h", "every torch from {} on"),
+    ],
+)
+def test_oldest_torch_is_said_alike(file: str, sentence: str) -> None:
+    """Where it cannot be read from tim_ext/version.py."""
+    assert sentence.format(".".join(map(str, OLDEST_TORCH))) in (ROOT / file).read_text()
 
 
 def test_toolkit_is_where_nvcc_says(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ import base64
 import io
 import json
 import re
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 from helpers.glyph_sets import use_few_images
+from helpers.html import Page
 
 from tim_ext.cli import demo
 from tim_ext.cli import pages as report
@@ -19,40 +19,6 @@ from tim_ext.cli.pages import Example
 
 for needed in ("matplotlib", "safetensors", "sklearn"):
     pytest.importorskip(needed)
-
-VOID = {"img", "meta", "br"}
-
-
-class Page(HTMLParser):
-    """Checks that tags are closed in order; collects texts, images and links."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open, self.texts, self.images, self.titles, self.rows = [], [], [], [], []
-        self.feed(html)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attributes):
-        attributes = dict(attributes)
-        assert tag not in ("script", "link", "iframe")
-        assert "href" not in attributes
-        if tag == "img":
-            self.images.append(attributes["src"])
-        if "title" in attributes:
-            self.titles.append(attributes["title"])
-        if tag == "tr":
-            self.rows.append([])
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.texts.append(data)
-        if self.open and self.open[-1] in ("td", "th"):
-            self.rows[-1].append(data)
 
 
 def read_png(png):
@@ -183,11 +149,3 @@ def test_example_marks_what_each_method_got_right():
     marks = [text for text in page.texts if text[:1] in "✓✗"]
     assert marks == ["✓ b", "✗ <", "✗ <"]
     Page(report.example_legend("old", "new"))
-
-
-def test_write_is_all_or_nothing(tmp_path):
-    path = report.write(tmp_path / "page.html", "first")
-    with pytest.raises(UnicodeEncodeError):
-        report.write(path, "\ud800")
-    assert path.read_text() == "first"
-    assert list(tmp_path.iterdir()) == [path]

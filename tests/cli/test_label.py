@@ -23,12 +23,13 @@ from helpers.paths import DOCS
 from helpers.train_runs import start_together
 
 import tim_ext
-from tim_ext import baselines, cli
+from tim_ext import baselines
 from tim_ext.cli import label as cli_label
+from tim_ext.cli.main import main
+from tim_ext.cli.parsing import Parser
 from tim_ext.distributed import labelling
 from tim_ext.files import predictions
 from tim_ext.files.features import load_features
-from tim_ext.files.label_files import read_proportions, read_support
 
 M, D = 300, 24
 NAMES = ["9", "10", 'eel, or "snake"', "ünder"]
@@ -76,7 +77,7 @@ def expected(solver: Callable[..., Any] = tim_ext.adm, **hyper: Any) -> tuple[li
 
 def test_labels_are_those_of_the_solver(files, tmp_path, capsys):
     out = tmp_path / "new" / "out.csv"
-    assert cli.main([*files, "--out", str(out)]) == 0
+    assert main([*files, "--out", str(out)]) == 0
     labels, confidences = read_csv(out)
     names, wanted = expected(solver_of("primal"))
     assert labels == names
@@ -117,7 +118,7 @@ def solver_of(form: str) -> Callable[..., Any]:
 )
 def test_methods_and_hyper_parameters(files, tmp_path, options, solver, hyper):
     out = tmp_path / "out.csv"
-    assert cli.main([*files, "--out", str(out), "--memory", "2KB", *options]) == 0
+    assert main([*files, "--out", str(out), "--memory", "2KB", *options]) == 0
     labels, confidences = read_csv(out)
     names, wanted = expected(solver, **hyper)
     assert labels == names
@@ -129,7 +130,7 @@ def test_class_prior(files, tmp_path):
     shares = dict(zip(NAMES, (0.1, 0.2, 0.3, 0.4), strict=True))
     with prior.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([["label", "proportion"], *shares.items()])
-    assert cli.main([*files, "--out", str(out), "--iterations", "9", "--class-prior", str(prior)]) == 0
+    assert main([*files, "--out", str(out), "--iterations", "9", "--class-prior", str(prior)]) == 0
     names, wanted = expected(iterations=9, class_prior=[shares[name] for name in sorted(NAMES)])
     assert read_csv(out)[0] == names
     np.testing.assert_allclose(read_csv(out)[1], wanted, atol=2e-5)
@@ -142,7 +143,7 @@ def test_every_format_says_the_same(files, tmp_path, monkeypatch):
     monkeypatch.setattr(labelling, "BLOCK", 70)
     monkeypatch.setattr(labelling, "ROWS", 64)
     for suffix in (".csv", ".npz", ".parquet"):
-        assert cli.main([*files, "--iterations", "5", "--out", str(tmp_path / f"out{suffix}")]) == 0
+        assert main([*files, "--iterations", "5", "--out", str(tmp_path / f"out{suffix}")]) == 0
     labels, confidences = read_csv(tmp_path / "out.csv")
     table = parquet.read_table(tmp_path / "out.parquet")
     assert table.column("row").to_pylist() == list(range(M))
@@ -161,86 +162,9 @@ def test_types_and_keys_of_safetensors(tmp_path, dtype):
     save({"a": torch.from_numpy(X).to(dtype), "b": torch.zeros(3, 3)}, tmp_path / "pool.safetensors")
     support, out = write_support(tmp_path / "support.csv", header=False), tmp_path / "out.csv"
     arguments = ["label", str(tmp_path / "pool.safetensors"), "--support", str(support), "--out", str(out)]
-    assert cli.main([*arguments, "--features-key", "a", "--iterations", "5"]) == 0
+    assert main([*arguments, "--features-key", "a", "--iterations", "5"]) == 0
     same = np.mean([a == b for a, b in zip(read_csv(out)[0], expected(iterations=5)[0], strict=True)])
     assert same > 0.95  # other rounding
-
-
-# The labelled rows --------------------------------------------------------------------------------
-
-
-def write(path: Path, content: str | bytes) -> Path:
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "row,label\n3,b\n0,a\n5,b\n",
-        "3,b\n0,a\n5,b",
-        " 3 , b \n\n0,a\n,\n5,b\n\n",
-        "row,label\r\n3,b\r\n0,a\r\n5,b\r\n",
-        b"\xef\xbb\xbfRow,Label\n3,b\n0,a\n5,b\n",
-        'note,label,row\nx,b,3\n,a,0\n"y,\nz",b,5\n',
-        '3,"b"\n+0,a\n05,b\n',
-    ],
-)
-def test_ways_to_write_the_labelled_rows(tmp_path, content):
-    support = read_support(write(tmp_path / "a.csv", content), 6)
-    assert support.rows.tolist() == [3, 0, 5]
-    assert support.labels.tolist() == [1, 0, 1]
-    assert support.class_names == ["a", "b"]
-
-
-def test_order_of_classes(tmp_path):
-    assert read_support(write(tmp_path / "a.csv", "0,10\n1,9\n2,-1\n"), 6).class_names == ["-1", "9", "10"]
-    assert read_support(write(tmp_path / "a.csv", "0,10\n1,9\n2,x\n"), 6).class_names == ["10", "9", "x"]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", ": expected one labelled row or more, got none"),
-        ("row,label\n", ": expected one labelled row or more, got none"),
-        ("0,a\n1,b\n0,b\n", ", line 3: expected every row once, got row 0 again, after line 1"),
-        ("0,a\n6,b\n", ", line 2: expected a row of the pool, 0 to 5, got 6"),
-        ("0,a\n-1,b\n", ", line 2: expected a row of the pool, 0 to 5, got -1"),
-        ("0,a\n1.0,b\n", ", line 2: expected a row number, got '1.0'"),
-        ("id,name\n0,a\n", ", line 1: expected a row number, or a first line row,label, got 'id'"),
-        ("row,label\n\n0,\n", ", line 3: expected a label of row 0, got none"),
-        ("0\n1\n", ", line 1: expected two values row,label, got 1 in '0'"),
-        ("row;label\n0;a\n", ", line 1: expected two values row,label, got 1 in 'row;label'"),
-        ("0,a,x\n", ", line 1: expected two values row,label, got 3 in '0,a,x'"),
-        ("0,a\n1,b,c\n", ", line 2: expected 2 values separated by commas, got 3"),
-        (b"row,label\n0,a\n1,\xff\n", ", line 3: expected UTF-8, got the byte 0xff"),
-        ("row,label\n0,a".encode("utf-16"), ", line 1: expected UTF-8, got the byte 0xff"),
-        ("0,a\n1,b\0\n", ", line 2: expected "),
-        ('0,a\n1,"b\n', ", line 2: expected CSV, got unexpected end of data"),
-        ("99999999999999999999,a\n", ", line 1: expected a row number, .*got '99999999999999999999'"),
-    ],
-)
-def test_refused_labelled_rows(tmp_path, content, message):
-    path = write(tmp_path / "a.csv", content)
-    pattern = message if ".*" in message else re.escape(message)
-    with pytest.raises(ValueError, match=rf"\A{re.escape(str(path))}{pattern}[^\n]*\Z"):
-        read_support(path, 6)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("a,0.5\n", ": expected a proportion of every label, got none of 'b'"),
-        ("a,0.5\nb,0.2\nc,0.3\n", ", line 3: expected a label of the labelled rows, got 'c'"),
-        ("a,0.5\nb,0.2\na,0.3\n", ", line 3: expected every label once, got 'a' again"),
-        ("a,half\nb,0.2\n", ", line 1: expected a proportion of 'a', got 'half'"),
-    ],
-)
-def test_refused_proportions(tmp_path, content, message):
-    path = write(tmp_path / "a.csv", content)
-    with pytest.raises(ValueError, match=rf"\A{re.escape(f'{path}{message}')}\Z"):
-        read_proportions(path, ["a", "b"])
-    assert read_proportions(write(path, "b,0.2\na,0.8\n"), ["a", "b"]) == [0.8, 0.2]
 
 
 # Bad input ----------------------------------------------------------------------------------------
@@ -259,13 +183,16 @@ def test_refused_proportions(tmp_path, content, message):
         (["--iterations", "-1"], r"--iterations: expected an integer >= 0, got -1"),
         (["--threads", "0"], r"--threads: expected an integer >= 1, got 0"),
         (["--support", "none.csv"], r"No such file or directory: none.csv"),
-        (["--class-prior", "none.csv"], r"No such file or directory: none.csv"),
+        (
+            ["--class-prior", "none.csv"],
+            r"--class-prior: expected a CSV file or NAME=SHARE .*, got 'none.csv'",
+        ),
         (["--features-key", "a"], r".*pool.npy: expected no features_key, as .*, got 'a'"),
     ],
 )
 def test_refuses_options_in_one_line(files, tmp_path, options, message, capsys):
     before = sorted(tmp_path.iterdir())
-    assert cli.main([*files, "--out", str(tmp_path / "out.csv"), *options]) == 2
+    assert main([*files, "--out", str(tmp_path / "out.csv"), *options]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert re.fullmatch(f"tim-ext label: {message}\n", captured.err), captured.err
@@ -293,7 +220,7 @@ def test_refuses_options_in_one_line(files, tmp_path, options, message, capsys):
 )
 def test_refuses_pools_in_one_line(files, tmp_path, change, message, capsys):
     change(tmp_path / "pool.npy")
-    assert cli.main([*files, "--out", str(tmp_path / "out.csv")]) == 2
+    assert main([*files, "--out", str(tmp_path / "out.csv")]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert re.fullmatch(f"tim-ext label: {message}\n", captured.err), captured.err
@@ -312,7 +239,7 @@ def test_progress_counts_all_passes(files, tmp_path, monkeypatch):
         yield lambda what, rows: seen.append((what, rows))
 
     monkeypatch.setattr(cli_label, "bar_of", bar_of)
-    assert cli.main([*files, "--iterations", "3", "--out", str(tmp_path / "out.csv")]) == 0
+    assert main([*files, "--iterations", "3", "--out", str(tmp_path / "out.csv")]) == 0
     (_, total), *steps = seen
     assert [what for what, _ in steps] == ["iteration 1", "iteration 2", "iteration 3", "labels", "writing"]
     assert total == sum(rows for _, rows in steps) == 5 * M
@@ -341,7 +268,7 @@ def in_part(results: Any, arguments: list[str], trouble: tuple[str, str, int] | 
         cli_label.bar_of = bar_of
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        code = cli.main(arguments)
+        code = main(arguments)
     results.put((rank, (code, out.getvalue(), err.getvalue())))
 
 
@@ -358,7 +285,7 @@ def label_in(size: int, arguments: list[str], trouble: tuple[str, str, int] | No
 @pytest.mark.parametrize("size", [2, 4])
 def test_several_processes_write_what_one_writes(files, tmp_path, size):
     options = [*files, "--iterations", "20", "--out"]
-    assert cli.main([*options, str(tmp_path / "one.csv")]) == 0
+    assert main([*options, str(tmp_path / "one.csv")]) == 0
     first, *others = label_in(size, [*options, str(tmp_path / "many.csv")])
     assert (first[0], first[2]) == (0, "")
     assert f"written: {tmp_path / 'many.csv'}" in first[1]
@@ -371,7 +298,7 @@ def test_several_processes_write_what_one_writes(files, tmp_path, size):
 
 def test_fewer_rows_than_processes(tmp_path):
     np.save(tmp_path / "pool.npy", np.float32([[1, 0], [0.1, 1]]))
-    write(tmp_path / "a.csv", "0,yes\n")
+    (tmp_path / "a.csv").write_text("0,yes\n")
     arguments = [
         "label",
         str(tmp_path / "pool.npy"),
@@ -434,7 +361,7 @@ def test_killed_while_it_writes(files, tmp_path):
     assert label_in(1, arguments, trouble=("kill", "writing", 0)) == []
     assert {path.name[:9] for path in tmp_path.iterdir() if path not in before} == {".out.csv."}
     (tmp_path / ".out.csv.other").touch()
-    assert cli.main(arguments) == 0
+    assert main(arguments) == 0
     assert sorted(set(tmp_path.iterdir()) - set(before)) == [
         tmp_path / ".out.csv.other",
         tmp_path / "out.csv",
@@ -450,7 +377,7 @@ def test_interrupted_alone(files, tmp_path, monkeypatch, capsys):
         yield lambda what, rows: TROUBLES["terminate"]() if what == "labels" else None
 
     monkeypatch.setattr(cli_label, "bar_of", bar_of)
-    assert cli.main([*files, "--iterations", "2", "--out", str(tmp_path / "out.csv")]) == 130
+    assert main([*files, "--iterations", "2", "--out", str(tmp_path / "out.csv")]) == 130
     assert capsys.readouterr() == ("", "tim-ext label: interrupted\n")
     assert sorted(tmp_path.iterdir()) == before
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
@@ -465,7 +392,7 @@ def test_a_folder_that_is_not_shared(files, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         labelling, "_check_drafts", lambda drafts, counts: check([drafts[0].with_name("gone")], counts)
     )
-    assert cli.main([*files, "--iterations", "1", "--out", str(tmp_path / "out.csv")]) == 2
+    assert main([*files, "--iterations", "1", "--out", str(tmp_path / "out.csv")]) == 2
     assert f"without the {M} rows of process 0" in capsys.readouterr().err
     assert not list(tmp_path.glob(".*"))
 
@@ -484,7 +411,7 @@ def test_the_python_of_the_page_runs(capsys):
 
 def test_the_page_has_every_option():
     page = (DOCS / "label.md").read_text()
-    parser = cli.Parser()
+    parser = Parser()
     cli_label.add_command(parser.add_subparsers())
     help_text = parser._subparsers._group_actions[0].choices["label"].format_help()
     for option in set(re.findall(r"--[a-z-]+", help_text)) - {"--help", "--nproc-per-node"}:
@@ -504,6 +431,6 @@ def test_real_data(tmp_path, capsys):
     files = ["label", str(tmp_path / "pool.npy"), "--support", str(tmp_path / "a.csv")]
     right = []
     for iterations in ("0", "30"):
-        assert cli.main([*files, "--iterations", iterations, "--out", str(tmp_path / "out.npz")]) == 0
+        assert main([*files, "--iterations", iterations, "--out", str(tmp_path / "out.npz")]) == 0
         right.append(np.mean(np.delete(np.load(tmp_path / "out.npz")["labels"] == truth, rows)))
     assert right[1] > right[0] + 0.03

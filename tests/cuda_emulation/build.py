@@ -11,6 +11,7 @@ Three builds of the same sources:
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -68,8 +69,10 @@ def build(name: str, binding: Path, kernels: Sequence[Path], variant: str) -> Pa
     for file in sorted({binding, *EMULATOR, *kernels, *headers}):
         key.update(file.read_bytes())
     target = cache_folder() / key.hexdigest()[:20] / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
-    if not target.exists():
-        compile_all(name, commands, for_link, target)
+    with open(cache_folder() / f"{target.parent.name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one of pytest's workers compiles, the others wait for it
+        if not target.exists():
+            compile_all(name, commands, for_link, target)
     return target
 
 
@@ -89,7 +92,7 @@ def compile_all(name: str, commands: list[list[str]], for_link: list[str], targe
             objects = list(pool.map(compile_one, range(len(commands))))
         run([COMPILER, "-shared", *for_link, *objects, "-ldl", "-o", f"{work}/module"])
         target.parent.mkdir(exist_ok=True)
-        os.replace(f"{work}/module", target)  # at once: another process may build the same
+        os.replace(f"{work}/module", target)  # at once: an interrupted build leaves no module
 
 
 def run(command: list[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -13,7 +13,9 @@ from torch import Tensor
 
 from tim_ext import tasks as samplers
 from tim_ext.evaluation import theory
-from tim_ext.evaluation.run import Row, evaluate, name_settings
+from tim_ext.evaluation.compare import evaluate
+from tim_ext.evaluation.settings import name_settings
+from tim_ext.evaluation.table import Row
 
 pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure
@@ -227,8 +229,8 @@ def test_a_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.Monkey
     target = tmp_path / "picture.png"
     target.write_bytes(b"before")
 
-    def fail(self: Figure, name: Path, **options: object) -> None:
-        Path(name).write_bytes(b"half of it")
+    def fail(self: Figure, file: BinaryIO, **options: object) -> None:
+        file.write(b"half of it")
         raise OSError("disk full")
 
     monkeypatch.setattr(Figure, "savefig", fail)

@@ -23,7 +23,7 @@ from helpers.paths import ROOT
 from helpers.train_runs import start_together
 
 import tim_ext
-from tim_ext import cli
+from tim_ext.cli.main import main
 from tim_ext.distributed.processes import Processes
 from tim_ext.evaluation import run as evaluation
 from tim_ext.evaluation.methods import METHODS, Method
@@ -72,7 +72,7 @@ def in_part(results: Any, arguments: list[str], trouble: str | None) -> None:
         evaluation._bar = make_bar
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        code = cli.main(["evaluate", *arguments])
+        code = main(["evaluate", *arguments])
         if steps:
             total, *shown = steps
             print(f"bar: {sum(shown)} of {-total}, smallest step {'0 or more' if min(shown) >= 0 else shown}")
@@ -91,7 +91,7 @@ def evaluate_in(size: int, *arguments: str, trouble: str | None = None, survivor
 def evaluate_in_one(*arguments: str) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        code = cli.main(["evaluate", *arguments])
+        code = main(["evaluate", *arguments])
     return code, out.getvalue(), err.getvalue()
 
 

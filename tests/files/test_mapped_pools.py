@@ -22,7 +22,7 @@ CLASSES, D = 20, 256
 LIMIT = """
 import resource, sys
 import torch
-import tim_ext.cli, tqdm
+import tim_ext.cli.main, tqdm
 
 def status(name):
     with open("/proc/self/status") as lines:
@@ -59,7 +59,7 @@ def run_within(run_python, margin: int, pool: Path, extra: int, *arguments: str)
     files; returns what it prints."""
     code = (
         f"{LIMIT}\nlimit({pool.stat().st_size}, {extra}, {margin})\n"
-        f"before = status('RssAnon')\ncode = tim_ext.cli.main({list(arguments)!r})\n"
+        f"before = status('RssAnon')\ncode = tim_ext.cli.main.main({list(arguments)!r})\n"
         "print('anonymous', status('RssAnon') - before)\n"
         f"pool = tim_ext.files.features.open_pool({str(pool)!r})\n"
         "try:\n    pool.clone()\nexcept RuntimeError as error:\n    print(error)\nsys.exit(code)"

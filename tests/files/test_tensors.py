@@ -1,8 +1,7 @@
-"""Files are whole or not there, and a damaged one is told from a good one."""
+"""Tensors come back as they were, and a damaged file is told from a good one."""
 
 from __future__ import annotations
 
-import os
 import random
 
 import pytest
@@ -10,9 +9,9 @@ import torch
 
 pytest.importorskip("safetensors")
 
+
 from tim_ext.errors import UserError
-from tim_ext.files import tensors as files
-from tim_ext.files.tensors import hash_named, read_tensors, remove_leftovers, write_atomically, write_tensors
+from tim_ext.files.tensors import hash_named, read_tensors, write_tensors
 
 safetensors_torch = pytest.importorskip("safetensors.torch")
 
@@ -80,38 +79,6 @@ def test_files_of_others_are_refused(tmp_path):
     assert_refused(path, "not written by python_train: it has no description")
     path.write_text("PK\3\4 something else")
     assert_refused(path, "damaged, or not a .safetensors file (")
-
-
-@pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_failure_leaves_the_old_content(tmp_path, monkeypatch, call):
-    path = tmp_path / "a"
-    write_atomically(path, b"old")
-
-    def fail(*inputs):
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr(files.os, call, fail)
-    with pytest.raises(OSError, match="the disk is full"):
-        write_atomically(path, b"new")
-    monkeypatch.undo()
-    assert path.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["a"]
-
-
-def test_the_umask_is_respected(tmp_path):
-    before = os.umask(0o027)
-    try:
-        write_atomically(tmp_path / "a", b"")
-    finally:
-        os.umask(before)
-    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
-
-
-def test_leftovers_are_removed(tmp_path):
-    for name in ("last.safetensors", ".last.safetensors.x1.tmp", ".hidden", "a.tmp"):
-        (tmp_path / name).write_text("")
-    remove_leftovers(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == [".hidden", "a.tmp", "last.safetensors"]
 
 
 def test_hashes_see_names_types_shapes_and_values():

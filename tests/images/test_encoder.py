@@ -104,7 +104,7 @@ def test_extract_refuses(given, error, message):
 def test_train_extract_evaluate(monkeypatch, tmp_path, capsys):
     """The three commands of docs/training.md on glyphs, on a small setting."""
     from python_train import extract, train
-    from tim_ext import cli
+    from tim_ext.cli.main import main
 
     use_few_images(monkeypatch)
     data = ["--dataset", "glyphs", "--data-root", str(tmp_path / "cache"), "--workers", "0"]
@@ -114,7 +114,7 @@ def test_train_extract_evaluate(monkeypatch, tmp_path, capsys):
     checkpoint = ["--checkpoint", str(run / "last.safetensors"), "--out", str(features)]
     assert extract.main([*data, "--split", "test", *checkpoint]) == 0
     capsys.readouterr()
-    assert cli.main(["evaluate", str(features), "--shots", "1", "--queries", "5", "--tasks", "100"]) == 0
+    assert main(["evaluate", str(features), "--shots", "1", "--queries", "5", "--tasks", "100"]) == 0
     table = capsys.readouterr().out
     methods = dict(re.findall(r"^([a-z-]+)\s+([\d.]+) \+- ", table, flags=re.MULTILINE))
     assert "tim-adm" in methods

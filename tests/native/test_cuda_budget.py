@@ -3,7 +3,7 @@
 The table is tests/cuda_budget.csv: a change of a kernel's needs is a change in the diff. Spilled registers
 would need a stack, and no kernel may have one. To write the table anew:
 
-    TIM_EXT_UPDATE_BUDGET=1 pytest tests/test_cuda_budget.py
+    TIM_EXT_UPDATE_BUDGET=1 pytest tests/native/test_cuda_budget.py
 """
 
 from __future__ import annotations

@@ -259,7 +259,7 @@ def test_every_barrier_is_needed():
 def test_address_sanitizer_finds_nothing():
     """The same cases once more, with AddressSanitizer, which also sees local arrays."""
     build.tim_ext_kernels_path("address")
-    arguments = ["-m", "pytest", "-q", __file__, "-k", "test_every_access_is_right"]
+    arguments = ["-m", "pytest", "-q", "-n0", __file__, "-k", "test_every_access_is_right"]
     done = run_python(*arguments, TIM_EXT_EMULATION_BUILD="address", **build.address_environment())
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
     assert f"{len(CASES)} passed" in done.stdout

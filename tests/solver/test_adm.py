@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import inspect
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -36,6 +37,13 @@ def test_float64_equals_the_reference(problem: Problem):
         assert_close(result, expected, atol=1e-9)
 
 
+@cache
+def hard_tasks(shots, queries, d):
+    """Tasks, and what the reference makes of them in float64 and float32: once for all forms."""
+    features, labels, tasks = make_batch(range(24), shots=shots, queries=queries, d=d, noise=1.2)
+    return features, labels, tasks, reference.adm(features, labels), reference.adm(features.float(), labels)
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     ("shots", "queries", "d"),
@@ -47,9 +55,7 @@ def test_float64_equals_the_reference(problem: Problem):
     ],
 )
 def test_float32_is_as_exact_as_the_reference_in_float32(form, shots, queries, d):
-    features, labels, tasks = make_batch(range(24), shots=shots, queries=queries, d=d, noise=1.2)
-    truth = reference.adm(features, labels)
-    plain = reference.adm(features.float(), labels)
+    features, labels, tasks, truth, plain = hard_tasks(shots, queries, d)
     result = tim_ext.adm(features.float(), labels, form=form)
     assert result.probs.dtype == result.weights.dtype == torch.float32
 

@@ -22,12 +22,15 @@ from torch import Tensor
 
 from .. import tasks
 from ..evaluation import plots, theory
-from ..evaluation.run import Evaluation, Row, evaluate
+from ..evaluation.compare import evaluate
+from ..evaluation.table import Evaluation, Row
+from ..files.atomic import write_atomically
 from ..images import encoder, glyphs
 from ..images.glyphs import GlyphSet
 from ..solver.params import ADM, GD, check_count
 from ..solver.solve import adm, gd
 from . import pages
+from .options import add_seed
 from .pages import Example
 
 BEDS = {"novel": "unseen glyphs", "digits": "handwritten digits"}
@@ -70,19 +73,19 @@ def add_command(commands: Any) -> None:
         description=__doc__.split("\n\n", 1)[1],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add.set_defaults(run=demo)
+    add.set_defaults(run=run)
     add.add_argument("--out", type=Path, default=Path("tim_ext_demo"), metavar="DIR", help="(tim_ext_demo)")
     add.add_argument("--tasks", type=int, default=TASKS, metavar="N", help=f"of each setting ({TASKS})")
     add.add_argument(
         "--gd-tasks", type=int, default=SLOW_TASKS, metavar="N", help=f"the same for TIM-GD ({SLOW_TASKS})"
     )
-    add.add_argument("--seed", type=int, default=0, help="of the tasks (0)")
+    add_seed(add)
     add.add_argument(
         "--cache", type=Path, metavar="DIR", help="folder of the images (the user's cache folder)"
     )
 
 
-def demo(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     counts = tuple(
         check_count(name, value, at_least=2)
         for name, value in (("--tasks", options.tasks), ("--gd-tasks", options.gd_tasks))
@@ -201,9 +204,9 @@ def write_report(beds: Sequence[Bed], folder: Path, *, seed: int) -> None:
         _data(beds),
         _how(beds),
     )
-    pages.write(folder / "report.html", page)
+    write_atomically(folder / "report.html", page)
     results = {bed.title: [evaluation.describe() for evaluation in bed.evaluations] for bed in beds}
-    pages.write(folder / "results.json", json.dumps(results, indent=2) + "\n")
+    write_atomically(folder / "results.json", json.dumps(results, indent=2) + "\n")
 
 
 def _results(beds: Sequence[Bed]) -> str:
@@ -241,7 +244,7 @@ def _convergence(bed: Bed, folder: Path, seed: int) -> str:
     }
     setting = _settings(bed)[0]
     png = _png(plots.draw_convergence(curves, f"{bed.title}, {setting}, {len(drawn)} tasks"))
-    (folder / f"convergence-{bed.title.replace(' ', '-')}.png").write_bytes(png)
+    write_atomically(folder / f"convergence-{bed.title.replace(' ', '-')}.png", png)
     caption = (
         "Accuracy on the queries and mutual information, against iterations and time; iteration 0 is the "
         f"{FIRST}. No query label is used: accuracy follows the mutual information."

@@ -1,32 +1,39 @@
-"""`tim-ext evaluate`: from options and files to `tim_ext.evaluation.run`, and the report."""
+"""`tim-ext evaluate`: from options and files to `tim_ext.evaluation.compare`, and the report."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from .. import tasks
 from ..distributed.processes import Processes, start
 from ..errors import require
-from ..evaluation.methods import METHODS, named_methods
-from ..evaluation.run import MEMORY, Setting, check_base_mean, check_pool, make_runs, name_settings, run
-from ..evaluation.tuning import VALIDATION_TASKS, Tuning, split_classes, tune
-from ..files.features import Features, load_features, mean_of_rows
-from ..solver.params import check_count
-from ..tasks.samplers import Sampler
+from ..evaluation.compare import Validation, compare
+from ..evaluation.methods import METHODS
+from ..evaluation.pools import check_pool
+from ..evaluation.run import MEMORY
+from ..evaluation.settings import name_settings
+from ..evaluation.table import Evaluation
+from ..evaluation.tuning import VALIDATION_TASKS, split_classes
+from ..files.features import Features, load_features
+from ..tasks import Sampler
+from .options import (
+    add_features_key,
+    add_memory,
+    add_seed,
+    add_set,
+    add_threads,
+    load_mean,
+    read_set_by_method,
+    use_threads,
+)
+from .parsing import INTERRUPTED, load_groups
 
-INTERRUPTED = 130  # exit code: 128 + SIGINT
 VALIDATION_SHARE = 0.5  # of the classes
 
 EXAMPLES = """
@@ -47,14 +54,19 @@ def add_command(commands: Any) -> None:
         epilog=f"methods:\n  {', '.join(METHODS)}\n{EXAMPLES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add.set_defaults(run=evaluate)
+    add.set_defaults(run=run)
+    _add_features(add.add_argument_group("features"))
+    _add_methods(add.add_argument_group("methods"))
+    _add_tasks(add.add_argument_group("tasks"))
+    _add_running(add.add_argument_group("running and results"))
 
-    data = add.add_argument_group("features")
-    data.add_argument("features", metavar="FEATURES", help=".npz, .npy, .safetensors, .pt or .parquet")
-    data.add_argument("--features-key", metavar="KEY", help="the entry of the file that holds the features")
-    data.add_argument("--labels-key", metavar="KEY", help="the entry of the file that holds the labels")
-    data.add_argument("--labels-path", metavar="FILE", help="labels in a file of their own")
-    data.add_argument(
+
+def _add_features(group: Any) -> None:
+    group.add_argument("features", metavar="FEATURES", help=".npz, .npy, .safetensors, .pt or .parquet")
+    add_features_key(group)
+    group.add_argument("--labels-key", metavar="KEY", help="the entry of the file that holds the labels")
+    group.add_argument("--labels-path", metavar="FILE", help="labels in a file of their own")
+    group.add_argument(
         "--base-mean",
         type=Path,
         metavar="FILE",
@@ -62,54 +74,53 @@ def add_command(commands: Any) -> None:
         "features of the base classes",
     )
 
-    methods = add.add_argument_group("methods")
-    methods.add_argument(
+
+def _add_methods(group: Any) -> None:
+    group.add_argument(
         "--methods",
         nargs="+",
         default=["prototype", "tim-adm"],
         metavar="METHOD",
         help="differences are to the first; NAME=METHOD for a name of your own (default: prototype tim-adm)",
     )
-    methods.add_argument(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="METHOD.NAME=VALUE",
-        help="a hyper-parameter, for example tim-adm.temperature=10; class_prior=oracle takes the true "
+    add_set(
+        group,
+        "a hyper-parameter, for example tim-adm.temperature=10; class_prior=oracle takes the true "
         "proportions of each task",
+        method=True,
     )
-    methods.add_argument("--tune", action="store_true", help="choose hyper-parameters on validation classes")
-    methods.add_argument("--validation", metavar="FILE", help="features of the validation classes")
-    methods.add_argument(
+    group.add_argument("--tune", action="store_true", help="choose hyper-parameters on validation classes")
+    group.add_argument("--validation", metavar="FILE", help="features of the validation classes")
+    group.add_argument(
         "--validation-share",
         type=float,
         metavar="SHARE",
         help="without --validation: tune on this share of the classes of FEATURES, test on the others "
         f"(default: {VALIDATION_SHARE})",
     )
-    methods.add_argument(
+    group.add_argument(
         "--validation-tasks", type=int, metavar="N", help=f"tasks to tune on (default: {VALIDATION_TASKS})"
     )
 
-    which = add.add_argument_group("tasks")
-    which.add_argument("--tasks", type=int, default=1000, metavar="N", help="of each setting (default: 1000)")
-    which.add_argument("--ways", type=int, metavar="K", help="classes of a task (default: 5)")
-    which.add_argument(
+
+def _add_tasks(group: Any) -> None:
+    group.add_argument("--tasks", type=int, default=1000, metavar="N", help="of each setting (default: 1000)")
+    group.add_argument("--ways", type=int, metavar="K", help="classes of a task (default: 5)")
+    group.add_argument(
         "--shots",
         type=int,
         nargs="+",
         metavar="N",
         help="support samples per class; each number makes a setting (default: 1 5)",
     )
-    which.add_argument(
+    group.add_argument(
         "--queries",
         type=int,
         metavar="N",
         help="per class (default: 15); with --dirichlet or --present, of the task (default: 75)",
     )
-    which.add_argument("--seed", type=int, default=0, help="of the tasks (default: 0)")
-    kind = which.add_mutually_exclusive_group()
+    add_seed(group)
+    kind = group.add_mutually_exclusive_group()
     kind.add_argument(
         "--dirichlet",
         type=float,
@@ -122,102 +133,64 @@ def add_command(commands: Any) -> None:
     kind.add_argument(
         "--meta-dataset", action="store_true", help="ways, shots and balance at random, as in Meta-Dataset"
     )
-    which.add_argument(
+    group.add_argument(
         "--hierarchy", type=Path, metavar="FILE", help="JSON {node: [class or node, ...]}, as for ILSVRC"
     )
-    which.add_argument(
+    group.add_argument(
         "--superclasses", type=Path, metavar="FILE", help="JSON {superclass: [class, ...]}, as for Omniglot"
     )
 
-    how = add.add_argument_group("running and results")
-    how.add_argument("--out", type=Path, metavar="DIR", help="write evaluation.csv and evaluation.json")
-    how.add_argument("--plots", type=Path, metavar="DIR", help="write pictures")
-    how.add_argument(
-        "--memory",
-        type=memory_size,
-        default=MEMORY,
-        metavar="SIZE",
-        help="for the tasks in work (default: 512MB)",
-    )
-    how.add_argument(
+
+def _add_running(group: Any) -> None:
+    group.add_argument("--out", type=Path, metavar="DIR", help="write evaluation.csv and evaluation.json")
+    group.add_argument("--plots", type=Path, metavar="DIR", help="write pictures")
+    add_memory(group, MEMORY, "for the tasks in work (default: 512MB)")
+    group.add_argument(
         "--no-times",
         action="store_true",
         help="leave times out of the table and the CSV: two runs of the same tasks then agree byte by byte",
     )
-    how.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: those of torch)")
+    add_threads(group)
 
 
-def evaluate(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     with start() as processes:
-        return evaluate_together(options, processes)
+        return _run(options, processes)
 
 
-def evaluate_together(options: argparse.Namespace, processes: Processes) -> int:
+def _run(options: argparse.Namespace, processes: Processes) -> int:
     """All processes of torchrun read the files and share the tasks; the first one reports."""
     check_options(options)
-    hyper = parse_hyper(options.methods, options.set)
-    if options.threads is not None:
-        torch.set_num_threads(check_count("--threads", options.threads, at_least=1))
+    hyper = read_set_by_method(options, options.methods)
+    use_threads(options)
     if options.plots is not None:
         require("matplotlib", "evaluate")
     for directory in filter(None, (options.out, options.plots)):
         directory.mkdir(parents=True, exist_ok=True)  # a bad path fails now and not after the run
 
     data, validation = load(options)
-    for rank, other in enumerate(processes.gather(data.sha256)):
-        if other != data.sha256:
-            raise ValueError(
-                f"{data.path}: expected the same data in all processes, got other in rank {rank}"
-            )
+    _check_same(data, processes)
     pool, labels = check_pool(data.features, data.labels)
-    base_mean = None if options.base_mean is None else check_base_mean(load_mean(options.base_mean), pool)
     samplers = make_samplers(options, data, "test classes: " if options.tune else "")
-    to_tune = {} if validation is None else make_samplers(options, validation, "validation classes: ")
-    common = {
-        "base_mean": base_mean,
-        "memory": options.memory,
-        "progress": find_spec("tqdm") is not None,
-        "processes": processes,
-    }
-
-    settings = []
-    for name, sampler in samplers.items():
-        chosen, report = hyper, None
-        if validation is not None:
-            tuning = tune(
-                validation.features,
-                validation.labels,
-                to_tune[name],
-                methods=options.methods,
-                tasks=options.validation_tasks,
-                hyper=hyper,
-                **common,
-            )
-            chosen, report = (
-                tuning.hyper,
-                describe_tuning(tuning, options, validation, to_tune[name]),
-            )
-        runs = make_runs(options.methods, chosen, base_mean=base_mean is not None)
-        settings.append(Setting(name, sampler, runs, report))
-
-    described = {"path": data.path, "sha256": data.sha256, "classes": len(classes_of(data))}
-    evaluation = run(pool, settings, tasks=options.tasks, data=described, command=options.command, **common)
-    if not processes.is_first:
-        return INTERRUPTED if evaluation.interrupted else 0
-    if options.out is not None:  # first of all: a terminal may fail
-        evaluation.save(
-            options.out / "evaluation.csv", options.out / "evaluation.json", times=not options.no_times
-        )
-    size = f"{int((labels >= 0).sum())} samples of {described['classes']} classes, d = {pool.shape[1]}"
-    print(f"{Path(data.path).name}: {size}\n\n{evaluation.table(times=not options.no_times)}")
-    for note in notes(settings, options):
-        print(f"\n{note}")
-    if options.out is not None:
-        print(f"\nwritten: {options.out / 'evaluation.csv'}, {options.out / 'evaluation.json'}")
+    evaluation = compare(
+        pool,
+        samplers,
+        methods=options.methods,
+        hyper=hyper,
+        tasks=options.tasks,
+        data={"path": data.path, "sha256": data.sha256, "classes": len(classes_of(data))},
+        base_mean=None if options.base_mean is None else load_mean(options.base_mean),
+        validation=None if validation is None else make_validation(options, validation),
+        command=options.command,
+        memory=options.memory,
+        progress=find_spec("tqdm") is not None,
+        processes=processes,
+    )
+    if processes.is_first:
+        report(options, evaluation, data, int((labels >= 0).sum()))
     if evaluation.interrupted:
-        print("tim-ext evaluate: interrupted, the table holds what was done", file=sys.stderr)
         return INTERRUPTED
-    if options.plots is not None:
+    if processes.is_first and options.plots is not None:
         from ..evaluation.plots import save_all
 
         files = save_all(evaluation, options.plots, features=pool, sampler=samplers)
@@ -226,13 +199,6 @@ def evaluate_together(options: argparse.Namespace, processes: Processes) -> int:
 
 
 # The options --------------------------------------------------------------------------------------
-
-
-def memory_size(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)B?", text.replace(" ", ""), re.IGNORECASE)
-    if not match:
-        raise argparse.ArgumentTypeError(f"expected a size such as 512MB or 2GB, got {text!r}")
-    return int(float(match[1]) * 1024 ** " KMG".index(match[2].upper() or " "))
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -265,21 +231,6 @@ def check_options(options: argparse.Namespace) -> None:
         options.validation_tasks = VALIDATION_TASKS
 
 
-def parse_hyper(methods: Sequence[str], assignments: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """From METHOD.NAME=VALUE, with METHOD as in `methods`."""
-    chosen = named_methods(methods)
-    hyper: dict[str, dict[str, Any]] = {}
-    for text in assignments:
-        match = re.fullmatch(r"([^.=]+)\.([^.=]+)=(.+)", text)
-        if not match:
-            raise ValueError(f"--set: expected METHOD.NAME=VALUE, got {text!r}")
-        label, name, value = match.groups()
-        if label not in chosen:
-            raise ValueError(f"--set: expected a method out of {', '.join(chosen)}, got {label!r}")
-        hyper.setdefault(label, {})[name] = chosen[label].parse(name, value, label)
-    return hyper
-
-
 # The files ----------------------------------------------------------------------------------------
 
 
@@ -300,24 +251,16 @@ def load(options: argparse.Namespace) -> tuple[Features, Features | None]:
     return data, validation
 
 
-def load_mean(path: Path) -> Tensor:
-    """[d], from a vector or from features of which it is the mean."""
-    if path.suffix.lower() != ".npy":
-        return mean_of_rows(load_features(path).features)
-    try:
-        array = torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"--base-mean: expected an array in {path}, got something else ({error})") from None
-    return mean_of_rows(array) if array.dim() == 2 else array
+def _check_same(data: Features, processes: Processes) -> None:
+    for rank, other in enumerate(processes.gather(data.sha256)):
+        if other != data.sha256:
+            raise ValueError(
+                f"{data.path}: expected the same data in all processes, got other in rank {rank}"
+            )
 
 
-def load_groups(path: Path | None, option: str) -> Any:
-    if path is None:
-        return None
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # also what is not text
-        raise ValueError(f"{option}: expected JSON in {path}, got something else ({error})") from None
+def classes_of(data: Features) -> list[int]:
+    return [label for label in sorted(set(data.labels.tolist())) if label >= 0]
 
 
 # The tasks ----------------------------------------------------------------------------------------
@@ -353,37 +296,51 @@ def _make_samplers(options: argparse.Namespace, data: Features) -> Iterator[Samp
             yield tasks.balanced(data.labels, **arguments)
 
 
+def make_validation(options: argparse.Namespace, data: Features) -> Validation:
+    return Validation(
+        data.features,
+        data.labels,
+        make_samplers(options, data, "validation classes: "),
+        options.validation_tasks,
+        description={
+            "path": data.path,
+            "sha256": data.sha256,
+            "share_of_classes": None if options.validation else options.validation_share,
+            "classes": classes_of(data),
+        },
+    )
+
+
 # The report ---------------------------------------------------------------------------------------
 
 
-def classes_of(data: Features) -> list[int]:
-    return [label for label in sorted(set(data.labels.tolist())) if label >= 0]
+def report(options: argparse.Namespace, evaluation: Evaluation, data: Features, samples: int) -> None:
+    """The files, first of all, as a terminal may fail; then the table and what it does not say."""
+    times = not options.no_times
+    files = () if options.out is None else (options.out / "evaluation.csv", options.out / "evaluation.json")
+    if files:
+        evaluation.save(*files, times=times)
+    size = f"{samples} samples of {len(classes_of(data))} classes, d = {data.features.shape[1]}"
+    print(f"{Path(data.path).name}: {size}\n\n{evaluation.table(times=times)}")
+    for note in notes(evaluation):
+        print(f"\n{note}")
+    if files:
+        print(f"\nwritten: {', '.join(map(str, files))}")
+    if evaluation.interrupted:
+        print("tim-ext evaluate: interrupted, the table holds what was done", file=sys.stderr)
 
 
-def describe_tuning(
-    tuning: Tuning, options: argparse.Namespace, validation: Features, sampler: Sampler
-) -> dict[str, Any]:
-    return {
-        "path": validation.path,
-        "sha256": validation.sha256,
-        "share_of_classes": None if options.validation else options.validation_share,
-        "classes": classes_of(validation),
-        "sampler": sampler.describe(),
-        "tasks": options.validation_tasks,
-        "trials": tuning.trials,
-    }
-
-
-def notes(settings: Sequence[Setting], options: argparse.Namespace) -> Iterator[str]:
+def notes(evaluation: Evaluation) -> Iterator[str]:
     """What the table does not say."""
-    for label, item in settings[0].runs.items():
-        if item.method.with_base_mean and options.base_mean is None:
-            yield f"{label}: transform={item.hyper['transform']}, as there is no --base-mean"
+    settings = evaluation.description["settings"]
+    for label, item in settings[0]["methods"].items():
+        if METHODS[item["method"]].with_base_mean and evaluation.description["base_mean"] is None:
+            yield f"{label}: transform={item['hyper_parameters']['transform']}, as there is no --base-mean"
     for setting in settings:
-        if setting.tuning:
-            lines = [f"{setting.name}, tuned on {len(setting.tuning['classes'])} other classes:"]
-            for label, trials in setting.tuning["trials"].items():
-                hyper = setting.runs[label].hyper
+        if setting["tuning"]:
+            lines = [f"{setting['name']}, tuned on {len(setting['tuning']['classes'])} other classes:"]
+            for label, trials in setting["tuning"]["trials"].items():
+                hyper = setting["methods"][label]["hyper_parameters"]
                 lines.append(
                     f"{label}: " + ", ".join(f"{name}={hyper[name]}" for name in trials[0]["values"])
                 )

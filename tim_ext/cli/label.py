@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from ..distributed.labelling import SOLVERS, Summary, label_pool
+from ..distributed.labelling import SOLVERS, Job, Summary, label_pool
 from ..distributed.processes import Processes, start
 from ..errors import require
 from ..evaluation.methods import Method
 from ..files.features import open_pool
-from ..files.label_files import Support, read_proportions, read_support
+from ..files.label_files import Support, read_support
 from ..files.predictions import FORMATS, check_format
 from ..solver.params import ADM, GD, check_count
-from .evaluate import memory_size
+from .options import (
+    add_class_prior,
+    add_features_key,
+    add_memory,
+    add_method,
+    add_set,
+    add_threads,
+    read_class_prior,
+    read_set,
+    use_threads,
+)
 
 MEMORY = 2**30
 ITERATIONS = {"adm": ADM.iterations, "gd": GD.iterations}
-NOT_SET = (
-    "group",
-    "class_prior",
-    "iterations",
-    "cache_bytes",
-    "callback",
-)  # there are options for them, or none
 
 EXAMPLES = """
 examples:
@@ -49,11 +49,11 @@ def add_command(commands: Any) -> None:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add.set_defaults(run=label)
+    add.set_defaults(run=run)
     add.add_argument(
         "pool", type=Path, metavar="POOL", help="features: .npy, .safetensors, .npz, .pt or .parquet"
     )
-    add.add_argument("--features-key", metavar="KEY", help="the entry of the file that holds the features")
+    add_features_key(add)
     add.add_argument(
         "--support",
         type=Path,
@@ -64,87 +64,41 @@ def add_command(commands: Any) -> None:
     add.add_argument(
         "--out", type=Path, required=True, metavar="FILE", help=f"predictions: {', '.join(FORMATS)}"
     )
-    add.add_argument(
-        "--method", choices=list(SOLVERS), default="adm", help="TIM-ADM or TIM-GD (default: adm)"
-    )
+    add_method(add)
     defaults = ", ".join(f"{count} for {name}" for name, count in ITERATIONS.items())
     add.add_argument("--iterations", type=int, metavar="N", help=f"(default: {defaults})")
-    add.add_argument(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a hyper-parameter, for example temperature=10",
-    )
-    add.add_argument(
-        "--class-prior",
-        type=Path,
-        metavar="FILE",
-        help="CSV of the proportions of the classes in the pool, if known: label,proportion",
-    )
-    add.add_argument(
-        "--memory",
-        type=memory_size,
-        default=MEMORY,
-        metavar="SIZE",
-        help="for probabilities kept within an iteration (default: 1GB); with less, they are computed twice",
-    )
-    add.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: those of torch)")
+    add_set(add, "a hyper-parameter, for example temperature=10")
+    add_class_prior(add, "in the pool")
+    what = "for probabilities kept within an iteration (default: 1GB); with less, they are computed twice"
+    add_memory(add, MEMORY, what)
+    add_threads(add)
 
 
-def label(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     with start() as processes:
-        return label_together(options, processes)
+        return _run(options, processes)
 
 
-def label_together(options: argparse.Namespace, processes: Processes) -> int:
+def _run(options: argparse.Namespace, processes: Processes) -> int:
     """All processes of torchrun read the files and share the rows; the first one writes and reports."""
-    hyper = parse_hyper(options)
-    if options.threads is not None:
-        torch.set_num_threads(check_count("--threads", options.threads, at_least=1))
+    hyper = read_set(options, Method(f"tim-{options.method}", SOLVERS[options.method]))
+    iterations = ITERATIONS[options.method] if options.iterations is None else options.iterations
+    hyper["iterations"] = check_count("--iterations", iterations, at_least=0)
+    use_threads(options)
     check_format(options.out)
     pool = open_pool(options.pool, features_key=options.features_key)
     support = read_support(options.support, len(pool))
-    prior = (
-        None if options.class_prior is None else read_proportions(options.class_prior, support.class_names)
-    )
+    hyper["class_prior"] = read_class_prior(options, support.class_names)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     if options.out.is_dir():
         raise ValueError(f"--out: expected a file, got the directory {options.out}")
+    job = Job(pool, support, options.out, options.method, hyper, options.memory)
     passes = hyper["iterations"] + 2  # then labels, then the file
     with bar_of(passes * len(pool), processes) as show:
-        summary = label_pool(
-            pool,
-            support,
-            options.out,
-            method=options.method,
-            hyper=hyper,
-            class_prior=prior,
-            memory=options.memory,
-            processes=processes,
-            show=show,
-        )
+        summary = label_pool(job, processes, show)
     if processes.is_first:
         report(options, pool.shape, support, summary)
     return 0
-
-
-def parse_hyper(options: argparse.Namespace) -> dict[str, Any]:
-    """All that were given, and the number of iterations."""
-    method = Method(options.method, SOLVERS[options.method])
-    known = [name for name in method.parameters if name not in NOT_SET]
-    hyper: dict[str, Any] = {}
-    for text in options.set:
-        match = re.fullmatch(r"([^.=]+)=(.+)", text)
-        if not match:
-            raise ValueError(f"--set: expected NAME=VALUE, got {text!r}")
-        name, value = match.groups()
-        if name not in known:
-            raise ValueError(f"--set: expected a hyper-parameter out of {', '.join(known)}, got {name!r}")
-        hyper[name] = method.parse(name, value, f"tim-{options.method}")
-    iterations = ITERATIONS[options.method] if options.iterations is None else options.iterations
-    return {**hyper, "iterations": check_count("--iterations", iterations, at_least=0)}
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Parts of a self-contained HTML report: one file with its images inside, no script, for any browser.
 
-    results = report.section("Results", report.table("Accuracies", header, rows))
-    report.write(path, report.page("A title", "An introduction.", results))
+    results = pages.section("Results", pages.table("Accuracies", header, rows))
+    html = pages.page("A title", "An introduction.", results)
 
 Text is escaped here; what comes from one of these functions is HTML.
 """
@@ -9,18 +9,15 @@ Text is escaped here; what comes from one of these functions is HTML.
 from __future__ import annotations
 
 import base64
-import os
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files.tensors import write_atomically
 from ..solver.inputs import QUERY
 
 STYLE = """
@@ -195,9 +192,3 @@ def example(heading: str, task: Example) -> str:
 def _cell(image: NDArray[np.uint8], kind: str, text: str, hint: str) -> str:
     picture = f'<img src="{data_uri(gray_png(255 - image))}" alt="">'  # dark ink on white paper
     return f'<div class="cell {kind}" title="{escape(hint)}">{picture}{escape(text)}</div>'
-
-
-def write(path: str | os.PathLike[str], html: str) -> Path:
-    """The whole file or none of it."""
-    write_atomically(Path(path), html.encode())
-    return Path(path)

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from .. import distributed
+from ..files.atomic import open_draft
 from ..files.label_files import Support
 from ..files.predictions import BLOCK, RECORD, Predictions, Records, write_predictions
 from ..solver.result import Result
@@ -32,6 +33,18 @@ from .processes import Processes
 
 SOLVERS: dict[str, Callable[..., Result]] = {"adm": distributed.adm, "gd": distributed.gd}
 ROWS = 32768  # labelled in one go
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What to label, how, and where to write it."""
+
+    pool: Tensor  # [M, d]
+    support: Support
+    out: Path
+    method: str  # of SOLVERS
+    hyper: Mapping[str, Any]  # of the solver, class_prior among them
+    memory: int  # bytes for probabilities kept within an iteration
 
 
 class Summary(NamedTuple):
@@ -44,82 +57,64 @@ class Summary(NamedTuple):
     iterations: int
 
 
-def label_pool(
-    pool: Tensor,
-    support: Support,
-    out: Path,
-    *,
-    method: str,
-    hyper: Mapping[str, Any],
-    class_prior: list[float] | None,
-    memory: int,
-    processes: Processes,
-    show: Callable[[str, int], object],
-) -> Summary:
-    """Writes the predictions for all rows of the pool to `out`; the labelled rows keep their labels.
+Show = Callable[[str, int], object]
+
+
+def label_pool(job: Job, processes: Processes, show: Show) -> Summary:
+    """Writes the predictions for all rows of the pool; the labelled rows keep their labels.
 
     `show(what, rows)` is called after work on so many rows, of all processes. A pass over all rows is an
     iteration, or the labelling, or the writing.
     """
-    start = time.perf_counter()
+    start, total = time.perf_counter(), len(job.pool)
     if processes.is_first:
-        _remove(out, "*")  # of a run that was killed; before any process of this one makes a file
-    job = _agree(pool, support, processes)
-    _try_to_write(out, _draft(out, job, f"try-{processes.rank}"))
-    part = processes.part(len(pool))
-    rows, labels = pool[part], _labels_of_part(support, part)
+        _remove(job.out, "*")  # of a run that was killed; before any process of this one makes a file
+    name = _agree(job, processes)
+    _try_to_write(job.out, _draft(job.out, name, f"try-{processes.rank}"))
+    part = processes.part(total)
+    rows, labels = job.pool[part], _labels_of_part(job.support, part)
     with _ending_in_order() as check:
 
         def step(what: str, count: int) -> None:
             show(what, count)
             check()
 
-        options = {
-            "num_classes": len(support.class_names),
-            "class_prior": class_prior,
-            "cache_bytes": memory,
-            "callback": lambda done: step(f"iteration {done}", len(pool)),
-            **hyper,
-        }
-        result = _solve(SOLVERS[method], rows, labels, options, len(pool), processes)
+        result = _solve(job, rows, labels, processes, step)
         assert isinstance(result.weights, Tensor)
-        how = {name: hyper[name] for name in ("temperature", "normalize") if name in hyper}
         try:
-            with _draft(out, job, processes.rank).open("wb") as draft:
-                sums = torch.zeros(len(result.weights) + 2, dtype=torch.float64)
-                for records, counted in _label_rows(rows, labels, result.weights, how):
-                    draft.write(records.tobytes())
-                    sums += counted
-                    step("labels", len(records) * processes.size)
+            sums = _write_draft(job, name, rows, labels, result.weights, processes, step)
             sums = torch.stack(processes.gather(sums)).sum(dim=0)
             if processes.is_first:  # the others are free to go
-                drafts = [_draft(out, job, rank) for rank in range(processes.size)]
-                _check_drafts(drafts, processes.counts(len(pool)))
-                blocks = partial(_blocks, drafts, partial(step, "writing"))
-                _write(out, _draft(out, job, "out"), Predictions(support.class_names, len(pool), blocks))
+                _write_predictions(job, name, processes, step)
         except BaseException:
-            _remove(out, job)
+            _remove(job.out, name)
             raise
         if processes.is_first:
-            _remove(out, job)
+            _remove(job.out, name)
     *counts, confidence, unsure = sums.tolist()
-    queries = max(len(pool) - len(support.rows), 1)
-    seconds = time.perf_counter() - start
+    queries = max(total - len(job.support.rows), 1)
     return Summary(
-        [int(n) for n in counts], confidence / queries, unsure / queries, seconds, int(result.iterations)
+        counts=[int(n) for n in counts],
+        confidence=confidence / queries,
+        unsure=unsure / queries,
+        seconds=time.perf_counter() - start,
+        iterations=int(result.iterations),
     )
 
 
-def _solve(
-    solver: Callable[..., Result],
-    rows: Tensor,
-    labels: Tensor,
-    options: Mapping[str, Any],
-    total: int,
-    processes: Processes,
-) -> Result:
+def _solve(job: Job, rows: Tensor, labels: Tensor, processes: Processes, step: Show) -> Result:
+    """The weights [K, d] that all processes find together."""
+    total = len(job.pool)
     try:
-        return solver(rows, labels, outputs=("weights",), **options)
+        return SOLVERS[job.method](
+            rows,
+            labels,
+            num_classes=len(job.support.class_names),
+            cache_bytes=job.memory,
+            callback=lambda done: step(f"iteration {done}", total),
+            outputs=("weights",),
+            **job.hyper,
+        )
     except RuntimeError as error:
         if "KeyboardInterrupt" in str(error):  # in another process
             raise KeyboardInterrupt from error
@@ -128,21 +123,21 @@ def _solve(
         raise ValueError(_in_rows(str(error), total, processes)) from error
 
 
-def _agree(pool: Tensor, support: Support, processes: Processes) -> str:
-    """A name for this job. All processes must see the same files, whatever machines they are on."""
+def _agree(job: Job, processes: Processes) -> str:
+    """A name for the drafts. All processes must see the same files, whatever machines they are on."""
     mine = {
-        "pool": f"{pool.dtype} {list(pool.shape)}".removeprefix("torch."),
-        "labelled rows": len(support.rows),
+        "pool": f"{job.pool.dtype} {list(job.pool.shape)}".removeprefix("torch."),
+        "labelled rows": len(job.support.rows),
     }
     everyone = processes.gather((f"{os.getpid()}-{time.time_ns()}", mine))
-    job, first = everyone[0]
+    name_of_first, first = everyone[0]
     for rank, (_, other) in enumerate(everyone):
         for name, value in first.items():
             if other[name] != value:
                 raise ValueError(
                     f"{name}: expected {value} as process 0 has it, got {other[name]} in process {rank}"
                 )
-    return str(job)
+    return str(name_of_first)
 
 
 def _in_rows(message: str, total: int, processes: Processes) -> str:
@@ -187,6 +182,36 @@ def _label_rows(
 # Files --------------------------------------------------------------------------------------------
 
 
+def _write_draft(
+    job: Job,
+    name: str,
+    rows: Tensor,
+    labels: Tensor,
+    weights: Tensor,
+    processes: Processes,
+    step: Show,
+) -> Tensor:
+    """The records of this process; returns what `_label_rows` adds up over them, [K + 2]."""
+    how = {key: job.hyper[key] for key in ("temperature", "normalize") if key in job.hyper}
+    sums = torch.zeros(len(weights) + 2, dtype=torch.float64)
+    with _draft(job.out, name, processes.rank).open("wb") as draft:
+        for records, counted in _label_rows(rows, labels, weights, how):
+            draft.write(records.tobytes())
+            sums += counted
+            step("labels", len(records) * processes.size)
+    return sums
+
+
+def _write_predictions(job: Job, name: str, processes: Processes, step: Show) -> None:
+    """The output, from the drafts of all processes."""
+    drafts = [_draft(job.out, name, rank) for rank in range(processes.size)]
+    _check_drafts(drafts, processes.counts(len(job.pool)))
+    blocks = partial(_blocks, drafts, partial(step, "writing"))
+    with open_draft(job.out) as file:
+        predictions = Predictions(job.support.class_names, len(job.pool), blocks)
+        write_predictions(job.out.suffix, file, predictions)
+
+
 def _draft(out: Path, job: str, what: object) -> Path:
     return out.with_name(f".{out.name}.{job}.{what}.tmp")
 
@@ -201,8 +226,8 @@ def _try_to_write(out: Path, draft: Path) -> None:
 
 
 def _remove(out: Path, job: str) -> None:
-    """The drafts of a job, or of all jobs."""
-    pattern = glob.escape(f".{out.name}.") + (job if job == "*" else glob.escape(job)) + ".*.tmp"
+    """The drafts of a job, or of all jobs, with those of the output itself."""
+    pattern = glob.escape(f".{out.name}.") + ("*.tmp" if job == "*" else f"{glob.escape(job)}.*.tmp")
     for path in out.parent.glob(pattern):
         path.unlink(missing_ok=True)
 
@@ -218,21 +243,13 @@ def _check_drafts(drafts: list[Path], counts: list[int]) -> None:
             )
 
 
-def _blocks(drafts: list[Path], after: Callable[[int], None]) -> Iterator[Records]:
+def _blocks(drafts: list[Path], after: Callable[[int], object]) -> Iterator[Records]:
     for draft in drafts:
         with draft.open("rb") as file:
             while content := file.read(BLOCK * RECORD.itemsize):
                 block = np.frombuffer(content, RECORD)
                 yield block
                 after(len(block))
-
-
-def _write(out: Path, draft: Path, predictions: Predictions) -> None:
-    with draft.open("wb") as file:
-        write_predictions(out.suffix, file, predictions)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, out)
 
 
 # Signals ------------------------------------------------------------------------------------------

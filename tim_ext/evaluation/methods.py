@@ -9,11 +9,13 @@ from functools import cached_property
 from typing import Any
 
 from .. import baselines
+from ..solver.renames import former_names
 from ..solver.result import Result
 from ..solver.solve import adm, gd
 
-# Arguments that are the task, or what to return of it: no hyper-parameters.
+# Arguments that are the task, what to return of it, or how to share its work: no hyper-parameters.
 TASK = ("features", "labels", "index", "num_classes", "base_mean", "history", "outputs")
+WORK = ("group", "cache_bytes", "callback")
 ORACLE = "oracle"  # as class_prior: the proportions that each task really has
 
 
@@ -30,7 +32,13 @@ class Method:
     def parameters(self) -> dict[str, inspect.Parameter]:
         """The hyper-parameters, in the order of the signature."""
         signature = inspect.signature(self.function)
-        return {name: parameter for name, parameter in signature.parameters.items() if name not in TASK}
+        others = TASK + WORK
+        return {name: parameter for name, parameter in signature.parameters.items() if name not in others}
+
+    @cached_property
+    def former_names(self) -> dict[str, str]:
+        """Of hyper-parameters that were renamed: the new names by the old ones."""
+        return former_names(self.function)
 
     @cached_property
     def takes_base_mean(self) -> bool:
@@ -45,6 +53,8 @@ class Method:
                 expected = (
                     f"hyper-parameters out of {', '.join(self.parameters)}" if self.parameters else "none"
                 )
+                if name in self.former_names:
+                    expected = f"{self.former_names[name]}, the new name of {name}"
                 raise ValueError(f"{label or self.name}: expected {expected}, got {name!r}")
         defaults = {name: parameter.default for name, parameter in self.parameters.items()}
         return defaults | (dict(self.with_base_mean) if base_mean else {}) | dict(given)

@@ -17,11 +17,14 @@ import torch
 from torch import Tensor
 
 from ..errors import require
+from ..files.atomic import open_draft
 from ..solver.params import check_count
-from ..tasks.samplers import Sampler, Tasks
+from ..tasks import Sampler, Tasks
 from . import theory
 from .methods import METHODS
-from .run import NORMAL_QUANTILE, Evaluation, Row, name_settings, query_proportions
+from .settings import name_settings
+from .statistics import ci95, query_proportions
+from .table import Evaluation, Row
 from .theory import Convergence, Curvature, RiskBound
 
 if TYPE_CHECKING:
@@ -275,9 +278,9 @@ def _figure(*, width: float, height: float, title: str = "") -> Figure:
 
 
 def _band(axis: Axes, x: Tensor, values: Tensor, color: str, label: str, style: str = "-") -> None:
-    """The mean of values [T, C] at x [C], and 1.96 standard errors to both sides."""
+    """The mean of values [T, C] at x [C], and its 95 % confidence interval."""
     mean = values.mean(dim=0)
-    error = NORMAL_QUANTILE * values.std(dim=0) / math.sqrt(len(values))
+    error = ci95(values)
     _curve(axis, x, mean - error, mean, mean + error, color, label, style)
 
 
@@ -330,11 +333,6 @@ def _slug(name: str) -> str:
 
 
 def _write(figure: Figure, path: Path) -> Path:
-    """The whole file or none of it: a file next to it, then renamed."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        figure.savefig(part, format="png", dpi=DPI)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with open_draft(path) as file:
+        figure.savefig(file, format="png", dpi=DPI)
     return path

@@ -29,7 +29,7 @@ from ..solver.result import Result
 from ..solver.solve import adm
 
 if TYPE_CHECKING:
-    from ..tasks.samplers import Tasks
+    from ..tasks import Tasks
 
 LANCZOS_TOLERANCE = 1e-9
 Solver = Callable[..., Result]  # tim_ext.adm, tim_ext.gd, or a partial of them

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from ..distributed.processes import Processes
 from ..solver.inputs import to_integers
-from ..tasks.samplers import Sampler
-from .run import MEMORY, Run, Setting, check_base_mean, check_pool, make_runs, run
+from ..tasks import Sampler
+from .pools import check_base_mean, check_pool
+from .run import MEMORY, run
+from .settings import Run, Setting, make_runs
 
 VALIDATION_TASKS = 200
 

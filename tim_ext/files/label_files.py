@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
+
+from ..errors import UserError, listed
 
 WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 
@@ -53,22 +56,34 @@ def _order(names: list[str]) -> Callable[[str], tuple[int, str]]:
     return lambda name: (int(name) if whole else 0, name)
 
 
-def read_proportions(path: Path, class_names: list[str]) -> list[float]:
-    """Lines `label,proportion`, one for each class; in the order of the classes."""
+def read_proportions(path: Path, class_names: Sequence[str]) -> list[float]:
+    """Lines `label,proportion`, one for each class; counts do as well."""
+    lines = _lines(path, ("label", "proportion"))
+    shares = ((f"{path}, line {number}", name, share) for number, name, share in lines)
+    return to_proportions(str(path), shares, class_names)
+
+
+def to_proportions(
+    source: str, shares: Iterable[tuple[str, str, str]], class_names: Sequence[str]
+) -> list[float]:
+    """Shares of sum 1, in the order of the classes, from (where it is written, name of a class, number)."""
     found: dict[str, float] = {}
-    for line, name, text in _lines(path, ("label", "proportion")):
+    for where, name, text in shares:
         if name not in class_names:
-            _refuse(path, line, "a label of the labelled rows", repr(name))
+            raise UserError(f"{where}: expected a class out of {listed(class_names)}, got {name!r}")
         if name in found:
-            _refuse(path, line, "every label once", f"{name!r} again")
+            raise UserError(f"{where}: expected every class once, got {name!r} again")
         try:
             found[name] = float(text)
         except ValueError:
-            _refuse(path, line, f"a proportion of {name!r}", repr(text))
-    for name in class_names:
-        if name not in found:
-            raise ValueError(f"{path}: expected a proportion of every label, got none of {name!r}")
-    return [found[name] for name in class_names]
+            found[name] = math.nan
+        if not 0 < found[name] < math.inf:
+            raise UserError(f"{where}: expected a share > 0 of {name!r}, got {text!r}")
+    missing = [name for name in class_names if name not in found]
+    if missing:
+        raise UserError(f"{source}: expected a share of every class, got none of {listed(missing)}")
+    total = sum(found.values())
+    return [found[name] / total for name in class_names]
 
 
 def _lines(path: Path, columns: tuple[str, str]) -> Iterator[tuple[int, str, str]]:

@@ -1,11 +1,9 @@
-"""Files that are whole or not there: tensors with a description, written atomically and checked when read."""
+"""Tensors with a description in one file, whole or not there, checked when read; descriptions as JSON."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,46 +11,14 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import UserError, one_line, require
+from .atomic import write_atomically
 from .features import hash_tensors
 
 Tensors = dict[str, Tensor]
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """A reader, and whoever comes after a crash, finds the old content or the new, never a part of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())  # mkstemp makes files that only their owner can read
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the new name
-    finally:
-        os.close(folder)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def remove_leftovers(folder: Path) -> None:
-    """What a process left that was killed while it wrote."""
-    for path in folder.glob(".*.tmp"):
-        path.unlink(missing_ok=True)
-
-
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    write_atomically(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+    write_atomically(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def write_tensors(path: Path, tensors: Tensors, description: Mapping[str, Any]) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 import unicodedata
 import warnings
 import zipfile
@@ -30,6 +29,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from ..errors import require
+from ..files.atomic import open_draft
 from ..solver.params import check_count
 from . import outlines
 from .outlines import Integers, Outlines
@@ -354,20 +354,11 @@ def _read(file: Path) -> GlyphSet | None:
 
 
 def _write(file: Path, glyphs: GlyphSet) -> None:
-    """The whole file or none of it: a file next to it, then renamed."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, draft = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            np.savez(
-                stream,
-                images=glyphs.images,
-                labels=glyphs.labels,
-                class_names=np.array(glyphs.class_names),
-                sha256=np.array(glyphs.sha256()),
-            )
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(draft, file)
-    finally:
-        Path(draft).unlink(missing_ok=True)
+    with open_draft(file) as stream:
+        np.savez(
+            stream,
+            images=glyphs.images,
+            labels=glyphs.labels,
+            class_names=np.array(glyphs.class_names),
+            sha256=np.array(glyphs.sha256()),
+        )

@@ -54,6 +54,11 @@ class ImageError(UserError):
         return f"{self.path}: {self.reason}"
 
 
+def shown(path: str | Path) -> str:
+    """A name as text: bytes that are not UTF-8 as \\xNN."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
 def find_images(folder: Path, *, without: Collection[Path] = ()) -> list[Path]:
     """All image files below a folder, in the order of their names.
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
+from ..version import OLDEST_TORCH
 from .fakes import register_fakes
 
 torch_ops: Any = torch.ops  # untyped in torch
 
 CPU = torch.device("cpu")
 PACKAGE = Path(__file__).parents[1]  # where the libraries lie
-OLDEST_TORCH = (2, 10)
 BUILD = (
     "`pip install .` (or `pip install -e . --no-build-isolation` to work on it) in the tim_ext source tree"
 )

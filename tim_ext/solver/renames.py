@@ -25,6 +25,12 @@ def renamed(**names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
                     raise TypeError(f"{old}: expected its new name, {new}={value!r}, got {old}={value!r}")
             return function(*args, **kwargs)
 
+        call.renamed = names  # type: ignore[attr-defined]
         return call
 
     return decorate
+
+
+def former_names(function: Callable[..., object]) -> dict[str, str]:
+    """Of a function under `renamed`: the new name of each old one; of any other function, none."""
+    return dict(getattr(function, "renamed", {}))

@@ -1,11 +1,10 @@
-"""`tim-ext`: what it prints and how it ends."""
+"""`tim-ext evaluate`: what it prints, writes and refuses."""
 
 from __future__ import annotations
 
 import csv
 import json
 import os
-import platform
 import re
 import signal
 from dataclasses import asdict
@@ -17,64 +16,11 @@ import pytest
 import torch
 
 import tim_ext
-from tim_ext import cli, tasks
-from tim_ext.cli import evaluate as cli_evaluate
+from tim_ext import tasks
+from tim_ext.cli.main import main
 from tim_ext.evaluation import tuning
 from tim_ext.evaluation.methods import METHODS, Method
-from tim_ext.solver import native
 from tim_ext.solver.result import Result
-
-
-@pytest.mark.parametrize("arguments", [[], ["info"]])
-def test_info(arguments, capsys):
-    assert cli.main(arguments) == 0
-    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert lines["tim_ext"] == tim_ext.__version__
-    assert lines["torch"] == torch.__version__
-    assert lines["python"] == platform.python_version()
-    assert lines["threads"] == str(torch.get_num_threads())
-
-
-def test_info_names_the_libraries_and_the_capability(capsys):
-    cli.main(["info"])
-    out = capsys.readouterr().out
-    assert "native library  _C." in out
-    assert f"CPU capability  {torch.ops.tim_ext.cpu_capability()}" in out
-    assert f"CUDA torch      {torch.version.cuda or 'no, torch is built without CUDA'}" in out
-    assert "CUDA library" in out
-    assert ("CUDA device     none" in out) == (not torch.cuda.is_available())
-
-
-def test_info_reports_an_unusable_library(monkeypatch, capsys):
-    monkeypatch.setattr(native, "cpu_failure", "it is missing")
-    assert cli.main(["info"]) == 1
-    assert "native library  not usable: it is missing" in capsys.readouterr().out
-
-
-def test_python_m(run_python):
-    ended = run_python("-m", "tim_ext")
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.startswith(f"tim_ext         {tim_ext.__version__}\n")
-
-
-@pytest.mark.parametrize("arguments", [["fly"], ["--fly"], ["info", "--fly"], ["info", "more"]])
-def test_bad_input_is_one_line_and_exit_code_2(arguments, capsys):
-    with pytest.raises(SystemExit) as ended:
-        cli.main(arguments)
-    assert ended.value.code == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("tim-ext")
-    assert captured.err.count("\n") == 1
-
-
-@pytest.mark.parametrize(("option", "text"), [("--version", tim_ext.__version__), ("--help", "info")])
-def test_options_that_only_print(option, text, capsys):
-    with pytest.raises(SystemExit) as ended:
-        cli.main([option])
-    assert ended.value.code == 0
-    assert text in capsys.readouterr().out
-
 
 # tim-ext evaluate ---------------------------------------------------------------------------------
 
@@ -103,7 +49,7 @@ def saved(directory: Path) -> dict[str, Any]:
 def test_evaluate(file, pool, tmp_path, capsys):
     out = tmp_path / "new" / "out"
     arguments = ["evaluate", file, "--methods", "prototype", "tim-adm", "--shots", "1", "5", "--tasks", "30"]
-    assert cli.main([*arguments, "--ways", "4", "--queries", "10", "--seed", "3", "--out", str(out)]) == 0
+    assert main([*arguments, "--ways", "4", "--queries", "10", "--seed", "3", "--out", str(out)]) == 0
     captured = capsys.readouterr()
     expected = tim_ext.evaluate(**pool, ways=4, queries=10, seed=3, tasks=30)
     report = saved(out)
@@ -136,9 +82,7 @@ def test_evaluate(file, pool, tmp_path, capsys):
     ],
 )
 def test_evaluate_on_other_tasks(file, pool, options, make, tmp_path):
-    assert (
-        cli.main(["evaluate", file, "--shots", "1", "--tasks", "20", "--out", str(tmp_path), *options]) == 0
-    )
+    assert main(["evaluate", file, "--shots", "1", "--tasks", "20", "--out", str(tmp_path), *options]) == 0
     expected = tim_ext.evaluate(**pool, sampler=make(pool["labels"]), tasks=20)
     assert [row["accuracy"] for row in saved(tmp_path)["rows"]] == [row.accuracy for row in expected.rows]
     assert saved(tmp_path)["settings"][0]["sampler"] == make(pool["labels"]).describe()
@@ -161,7 +105,7 @@ def test_evaluate_on_random_tasks(pool, option, tmp_path):
         "--out",
         str(tmp_path),
     ]
-    assert cli.main(arguments + ([f"--{option}", str(tmp_path / "groups.json")] if option else [])) == 0
+    assert main(arguments + ([f"--{option}", str(tmp_path / "groups.json")] if option else [])) == 0
     given = {option: groups, "class_names": names} if option else {}
     sampler = tasks.meta_dataset(pool["labels"], **given)
     expected = tim_ext.evaluate(**pool, sampler=sampler, tasks=20)
@@ -191,7 +135,7 @@ def test_evaluate_sets_hyper_parameters(file, tmp_path):
         "--out",
         str(tmp_path),
     ]
-    assert cli.main(["evaluate", file, *methods, *options]) == 0
+    assert main(["evaluate", file, *methods, *options]) == 0
     chosen = saved(tmp_path)["settings"][0]["methods"]
     assert chosen["mine"]["method"] == "tim-gd"
     assert chosen["mine"]["hyper_parameters"]["betas"] == [0.8, 0.99]
@@ -218,13 +162,13 @@ def test_evaluate_with_a_base_mean(file, pool, kind, tmp_path, capsys):
         np.save(tmp_path / "base.npy", base.mean(axis=0) if kind == "vector" else base)
     path = tmp_path / ("base.npz" if kind == "features" else "base.npy")
     options = ["--methods", "simpleshot", "--tasks", "50", "--shots", "1", "--out", str(tmp_path)]
-    assert cli.main(["evaluate", file, "--base-mean", str(path), *options]) == 0
+    assert main(["evaluate", file, "--base-mean", str(path), *options]) == 0
     assert "no --base-mean" not in capsys.readouterr().out
     expected = tim_ext.evaluate(
         **pool, base_mean=base.mean(axis=0), methods=["simpleshot"], shots=1, tasks=50
     )
     assert saved(tmp_path)["rows"][0]["accuracy"] == expected.rows[0].accuracy
-    assert cli.main(["evaluate", file, *options]) == 0
+    assert main(["evaluate", file, *options]) == 0
     assert "simpleshot: transform=l2, as there is no --base-mean" in capsys.readouterr().out
     assert saved(tmp_path)["rows"][0]["accuracy"] != expected.rows[0].accuracy
 
@@ -239,7 +183,7 @@ def test_evaluate_tunes_on_other_classes_of_the_file(file, pool, tmp_path, capsy
         "--set",
         "tim-adm.iterations=30",
     ]
-    assert cli.main(["evaluate", file, *options, "--tasks", "10", "--seed", "2", "--out", str(tmp_path)]) == 0
+    assert main(["evaluate", file, *options, "--tasks", "10", "--seed", "2", "--out", str(tmp_path)]) == 0
     validation, test = tuning.split_classes(pool["labels"], 0.5, seed=2)
     for shots, setting in zip((1, 5), saved(tmp_path)["settings"], strict=True):
         sampler = tasks.balanced(validation, shots=shots, seed=2)
@@ -278,7 +222,7 @@ def test_evaluate_tunes_on_another_file(file, pool, tmp_path):
         "--tasks",
         "5",
     ]
-    assert cli.main(["evaluate", file, *options, "--out", str(tmp_path)]) == 0
+    assert main(["evaluate", file, *options, "--out", str(tmp_path)]) == 0
     setting = saved(tmp_path)["settings"][0]
     assert setting["tuning"]["path"] == str(tmp_path / "other.npz")
     assert len(setting["tuning"]["trials"]["tim-adm"]) == 8
@@ -296,7 +240,7 @@ def test_evaluate_reports_what_ctrl_c_left(file, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setitem(METHODS, "stops", Method("stops", method))
     arguments = ["evaluate", file, "--methods", "tim-adm", "stops", "--set", "tim-adm.iterations=5"]
-    assert cli.main([*arguments, "--tasks", "1000", "--out", str(tmp_path)]) == 130
+    assert main([*arguments, "--tasks", "1000", "--out", str(tmp_path)]) == 130
     captured = capsys.readouterr()
     assert "5-way 1-shot, 256 of 1000 tasks" in captured.out
     assert captured.err == "tim-ext evaluate: interrupted, the table holds what was done\n"
@@ -309,7 +253,7 @@ def test_evaluate_interrupted_at_once(file, tmp_path, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setitem(METHODS, "stops", Method("stops", method))
-    assert cli.main(["evaluate", file, "--methods", "stops", "--out", str(tmp_path / "out")]) == 130
+    assert main(["evaluate", file, "--methods", "stops", "--out", str(tmp_path / "out")]) == 130
     assert capsys.readouterr() == ("", "tim-ext evaluate: interrupted\n")
     assert not list((tmp_path / "out").iterdir())
 
@@ -318,7 +262,7 @@ def test_evaluate_draws(file, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     directory = tmp_path / "plots"
     options = ["--tasks", "5", "--shots", "1", "--ways", "2", "--set", "tim-adm.iterations=5"]
-    assert cli.main(["evaluate", file, *options, "--plots", str(directory)]) == 0
+    assert main(["evaluate", file, *options, "--plots", str(directory)]) == 0
     out, files = capsys.readouterr().out, list(directory.iterdir())
     assert (directory / "accuracy.png") in files
     assert all(str(path) in out for path in files)
@@ -326,7 +270,7 @@ def test_evaluate_draws(file, tmp_path, capsys):
 
 def test_evaluate_threads(file, set_threads):
     before = torch.get_num_threads()
-    assert cli.main(["evaluate", file, "--tasks", "2", "--threads", str(before + 1)]) == 0
+    assert main(["evaluate", file, "--tasks", "2", "--threads", str(before + 1)]) == 0
     assert torch.get_num_threads() == before + 1
     set_threads(before)
 
@@ -336,6 +280,7 @@ def test_evaluate_threads(file, set_threads):
     [
         (["--methods", "tim-amd"], r"methods: expected names out of prototype, .*, got 'tim-amd'"),
         (["--set", "tim-adm.tau=1"], r"tim-adm: expected hyper-parameters out of normalize, .*, got 'tau'"),
+        (["--set", "tim-adm.solver=dual"], r"tim-adm: expected form, the new name of solver, got 'solver'"),
         (["--set", "tim-adm.alpha=high"], r"tim-adm.alpha: expected a number, got 'high'"),
         (["--set", "tim-adm.iterations=1.5"], r"tim-adm.iterations: expected an integer, got '1.5'"),
         (["--set", "tim-adm.normalize=1"], r"tim-adm.normalize: expected true or false, got '1'"),
@@ -387,7 +332,7 @@ def test_evaluate_threads(file, set_threads):
 )
 def test_evaluate_refuses_in_one_line(file, options, message, capsys):
     options = [option.replace("{file}", file) for option in options]
-    assert cli.main(["evaluate", file, *options]) == 2
+    assert main(["evaluate", file, *options]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert re.fullmatch(f"tim-ext evaluate: {message}\n", captured.err), captured.err
@@ -413,7 +358,7 @@ def test_evaluate_refuses_files_in_one_line(pool, name, change, message, tmp_pat
     if change is not None:
         with (tmp_path / name).open("wb") as file:
             np.savez(file, **{**pool, **change})
-    assert cli.main(["evaluate", str(tmp_path / name)]) == 2
+    assert main(["evaluate", str(tmp_path / name)]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert re.fullmatch(f"tim-ext evaluate: {message}\n", captured.err), captured.err
@@ -421,7 +366,7 @@ def test_evaluate_refuses_files_in_one_line(pool, name, change, message, tmp_pat
 
 def test_evaluate_refuses_a_pickle(tmp_path, capsys):
     torch.save({"features": torch.zeros(4, 2), "labels": Path("x")}, tmp_path / "pool.pt")
-    assert cli.main(["evaluate", str(tmp_path / "pool.pt")]) == 2
+    assert main(["evaluate", str(tmp_path / "pool.pt")]) == 2
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1
     assert "weights-only" in captured.err
@@ -432,28 +377,8 @@ def test_evaluate_refuses_a_pickle(tmp_path, capsys):
 )
 def test_evaluate_refuses_options_in_one_line(file, options, capsys):
     with pytest.raises(SystemExit) as ended:
-        cli.main(["evaluate", *(option.replace("{file}", file) for option in options)])
+        main(["evaluate", *(option.replace("{file}", file) for option in options)])
     assert ended.value.code == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("tim-ext evaluate: ")
     assert captured.err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("1000", 1000), ("2k", 2048), ("512MB", 2**29), ("1.5 GB", 3 * 2**29), ("10B", 10)]
-)
-def test_memory_size(text, size):
-    assert cli_evaluate.memory_size(text) == size
-
-
-def test_a_process_of_its_own_shows_no_traceback(run_python, tmp_path):
-    ended = run_python("-m", "tim_ext", "evaluate", str(tmp_path / "none.npz"))
-    assert ended.returncode == 2
-    assert ended.stdout == ""
-    assert ended.stderr == f"tim-ext evaluate: {tmp_path / 'none.npz'}: no such file\n"
-
-
-def test_the_estimator_is_there_without_being_imported(run_python):
-    code = "import sys, tim_ext; assert 'sklearn' not in sys.modules; assert 'TIMClassifier' in dir(tim_ext)"
-    ended = run_python("-c", code)
-    assert ended.returncode == 0, ended.stderr
