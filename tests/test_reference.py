@@ -1,4 +1,4 @@
-"""The reference against DESIGN 2.1 written a second time: scalar loops, nothing vectorised or simplified."""
+"""The reference against the equations of TIM-ADM written a second time, as scalar loops."""
 
 from __future__ import annotations
 

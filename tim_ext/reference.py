@@ -51,18 +51,7 @@ def adm(
     outputs: Sequence[str] = OUTPUTS,
 ) -> Result:
     """As `tim_ext.adm`; `form` is checked but changes nothing: the weights are always explicit here."""
-    params = ADM.given(
-        lam=lam,
-        alpha=alpha,
-        temperature=temperature,
-        marginal_weight=marginal_weight,
-        tol=tol,
-        iterations=iterations,
-        beta=beta,
-        form=form,
-    )
-    task = features, labels, index, num_classes, class_prior
-    return _solve(solve_adm, params, task, normalize=normalize, history=history, outputs=outputs)
+    return _solve(solve_adm, ADM, locals())
 
 
 def gd(
@@ -87,33 +76,19 @@ def gd(
     outputs: Sequence[str] = OUTPUTS,
 ) -> Result:
     """As `tim_ext.gd`, with the gradient from autograd and the steps from torch.optim.Adam."""
-    params = GD.given(
-        lam=lam,
-        alpha=alpha,
-        temperature=temperature,
-        marginal_weight=marginal_weight,
-        tol=tol,
-        iterations=iterations,
-        entropy_order=entropy_order,
-        lr=lr,
-        betas=betas,
-        eps=eps,
-    )
-    task = features, labels, index, num_classes, class_prior
-    return _solve(solve_gd, params, task, normalize=normalize, history=history, outputs=outputs)
+    return _solve(solve_gd, GD, locals())
 
 
 def _solve(
     solve: Callable[[Tensor, Tensor, int, Tensor | None, Params], Solution],
-    params: Params,
-    task: tuple[Any, ...],
-    *,
-    normalize: bool,
-    history: bool,
-    outputs: Sequence[str],
+    defaults: Params,
+    given: dict[str, Any],  # the arguments of `adm` or `gd`, by name
 ) -> Result:
-    outputs = check_outputs(outputs)
-    batch = make_batch(*task)
+    params = defaults.given(given)
+    outputs = check_outputs(given["outputs"])
+    batch = make_batch(
+        given["features"], given["labels"], given["index"], given["num_classes"], given["class_prior"]
+    )
     tasks = list(batch.tasks())
     for t, (rows, labels, count) in enumerate(tasks):
         code, position, value = find_problem(batch.features, rows, labels, count)
@@ -125,7 +100,7 @@ def _solve(
     for (rows, labels, count), prior in zip(tasks, batch.priors(), strict=True):
         used = labels != PADDING
         z = batch.features[rows[used]].to(dtype)  # [N, d]
-        if normalize:
+        if given["normalize"]:
             z = unit_length(z)
         p, w, ran, task_terms = solve(z, labels[used], count, None if prior is None else prior.to(z), params)
         probs.append(p.new_zeros(len(used), count).index_put_((used,), p).flatten())
@@ -133,7 +108,7 @@ def _solve(
         weights.append(w)
         counts.append(ran)
         terms.append(task_terms)
-    history_terms = torch.stack(terms) if history else probs[0].new_empty(len(tasks), 0, 3)
+    history_terms = torch.stack(terms) if given["history"] else probs[0].new_empty(len(tasks), 0, 3)
     ran_all = torch.tensor(counts, device=batch.labels.device)
     flat = torch.cat(probs), torch.cat(predictions), torch.cat(weights), ran_all, history_terms
     return make_result(batch, params, outputs, *flat)

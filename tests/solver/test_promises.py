@@ -1,4 +1,4 @@
-"""The promises of DESIGN, section 3: what a result does not depend on, and that it is always defined."""
+"""The promises of the solvers: what a result does not depend on, and that it is always defined."""
 
 from __future__ import annotations
 

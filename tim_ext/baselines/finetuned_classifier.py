@@ -13,7 +13,7 @@ from torch.linalg import vector_norm
 from ..solver.params import ADM, GD, OUTPUTS, check_count, check_number
 from ..solver.result import Result
 from ..transforms import l2_normalize
-from .pieces import Piece, Solution, Task, divisor, first, prototypes, solve_tasks, take
+from .pieces import Piece, Solution, divisor, first, prototypes, solve_tasks, take
 
 ITERATIONS, LR = 100, 1e-3
 
@@ -45,16 +45,7 @@ def finetune_linear(
     Returns:
         Result; its weights are the w_k, without the b_k.
     """
-    return _finetune(
-        linear_head(),
-        (features, labels, index, num_classes),
-        transform,
-        base_mean,
-        temperature,
-        iterations,
-        lr,
-        outputs,
-    )
+    return _finetune(linear_head(), **locals())
 
 
 def finetune_cosine(
@@ -77,16 +68,7 @@ def finetune_cosine(
     Returns:
         Result; its weights are the w_k, of any length.
     """
-    return _finetune(
-        cosine_head(),
-        (features, labels, index, num_classes),
-        transform,
-        base_mean,
-        temperature,
-        iterations,
-        lr,
-        outputs,
-    )
+    return _finetune(cosine_head(), **locals())
 
 
 class Head(NamedTuple):
@@ -125,7 +107,11 @@ def cosine_head() -> Head:
 
 def _finetune(
     head: Head,
-    task: Task,
+    *,
+    features: Any,
+    labels: Any,
+    index: Any,
+    num_classes: int | None,
     transform: Any,
     base_mean: Any,
     temperature: float,
@@ -152,7 +138,7 @@ def _finetune(
         probs = (temperature * head.scores(head.inputs(z), v)).softmax(dim=1)
         return Solution(probs, v[..., : z.shape[2]], iterations)
 
-    return solve_tasks(solve, task, transform, base_mean, outputs)
+    return solve_tasks(solve, (features, labels, index, num_classes), transform, base_mean, outputs)
 
 
 def adam_step(t: int, w: Tensor, gradient: Tensor, m: Tensor, v: Tensor, lr: float) -> None:

@@ -21,8 +21,6 @@ from ..solver.params import (
     ADM,
     GD,
     OUTPUTS,
-    AdmParams,
-    GdParams,
     TimParams,
     check_count,
     check_flag,
@@ -91,31 +89,7 @@ def adm(
         >>> tim_ext.distributed.adm(features, labels).predictions
         tensor([0, 1, 0, 1, 0])
     """
-
-    def make_params() -> AdmParams:
-        return ADM.given(
-            lam=lam,
-            alpha=alpha,
-            temperature=temperature,
-            marginal_weight=marginal_weight,
-            tol=tol,
-            iterations=iterations,
-            beta=beta,
-            form="primal",
-        )
-
-    task = {
-        "features": features,
-        "labels": labels,
-        "num_classes": num_classes,
-        "class_prior": class_prior,
-        "normalize": normalize,
-        "history": history,
-        "outputs": outputs,
-        "cache_bytes": cache_bytes,
-        "callback": callback,
-    }
-    return _solve("adm", AdmIterations, make_params, task, group)
+    return _solve("adm", AdmIterations, ADM, **locals(), form="primal")
 
 
 def gd(
@@ -146,33 +120,7 @@ def gd(
     The hyper-parameters are those of `tim_ext.gd`, everything else is as in `tim_ext.distributed.adm`. Every
     rank makes the same steps of Adam, on weights and moments in float64.
     """
-
-    def make_params() -> GdParams:
-        return GD.given(
-            lam=lam,
-            alpha=alpha,
-            temperature=temperature,
-            marginal_weight=marginal_weight,
-            tol=tol,
-            iterations=iterations,
-            entropy_order=entropy_order,
-            lr=lr,
-            betas=betas,
-            eps=eps,
-        )
-
-    task = {
-        "features": features,
-        "labels": labels,
-        "num_classes": num_classes,
-        "class_prior": class_prior,
-        "normalize": normalize,
-        "history": history,
-        "outputs": outputs,
-        "cache_bytes": cache_bytes,
-        "callback": callback,
-    }
-    return _solve("gd", GdIterations, make_params, task, group)
+    return _solve("gd", GdIterations, GD, **locals())
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -224,14 +172,10 @@ def classify(
 
 
 def _solve(
-    name: str,
-    method: type[Iterations],
-    make_params: Callable[[], TimParams],
-    task: dict[str, Any],
-    group: Any,
+    name: str, method: type[Iterations], defaults: TimParams, *, group: Any, **arguments: Any
 ) -> Result:
     with open_ranks(group) as ranks:
-        job, facts = ranks.agree(lambda: _check(name, make_params(), **task))
+        job, facts = ranks.agree(lambda: _check(name, defaults, **arguments))
         _check_same(ranks, [one["same"] for one in facts])
         samples = sum(one["samples"] for one in facts)
         top = max(one["top"] for one in facts)
@@ -247,7 +191,7 @@ def _solve(
 
 def _check(
     name: str,
-    params: TimParams,
+    defaults: TimParams,
     *,
     features: Any,
     labels: Any,
@@ -258,8 +202,10 @@ def _check(
     outputs: Sequence[str],
     cache_bytes: int,
     callback: Callable[[int], object] | None,
+    **hyper_parameters: Any,
 ) -> tuple[Job, dict[str, Any]]:
     """Everything that this rank can see; the facts that the others must know."""
+    params = defaults.given(hyper_parameters)
     normalize, history = check_flag("normalize", normalize), check_flag("history", history)
     if num_classes is not None:
         num_classes = check_count("num_classes", num_classes, at_least=1)

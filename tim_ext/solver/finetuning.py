@@ -86,17 +86,7 @@ def finetune(
         >>> tim_ext.finetune(encoder, images, [0, 1, -1, -1, -1]).predictions
         tensor([0, 1, 0, 1, 0])
     """
-    params = GdParams(
-        lam=lam,
-        alpha=alpha,
-        temperature=temperature,
-        marginal_weight=marginal_weight,
-        iterations=iterations,
-        entropy_order=entropy_order,
-        lr=lr,
-        betas=betas,
-        eps=eps,
-    )
+    params = FINETUNE.given({"tol": FINETUNE.tol, **locals()})
     outputs = check_outputs(outputs)
     if batch_size is not None:
         batch_size = check_count("batch_size", batch_size, at_least=1)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import numbers
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # of typing from Python 3.11 on
@@ -103,11 +103,6 @@ def count(default: int) -> Any:
     return checked(default, partial(check_count, at_least=0))
 
 
-@cache
-def checks_of(params: type[TimParams]) -> dict[str, Check]:
-    return {declared.name: declared.metadata["check"] for declared in fields(params)}
-
-
 @dataclass(frozen=True, kw_only=True)
 class TimParams:
     """The hyper-parameters of the loss, under the paper's names; constructing them checks them."""
@@ -119,22 +114,29 @@ class TimParams:
     tol: float = number(0.0)  # stop when no probability moves by more than this; 0: run all iterations
     iterations: int = count(0)
 
+    CHECKS: ClassVar[dict[str, Check]]  # of every field
+
     def __post_init__(self) -> None:
         self._check(vars(self))
 
     def _check(self, names: Iterable[str]) -> None:
         own = vars(self)
-        checks = checks_of(type(self))  # type: ignore[arg-type]  # mypy asks for the hash of an instance
         for name in names:
-            own[name] = checks[name](name, own[name])  # the class is frozen for everybody else
+            own[name] = self.CHECKS[name](name, own[name])  # the class is frozen for everybody else
 
-    def given(self, **values: Any) -> Self:
-        """The hyper-parameters of these values, one for every field; only what differs here is checked."""
-        changed = [name for name, value in vars(self).items() if values[name] is not value]
+    def given(self, arguments: Mapping[str, Any]) -> Self:
+        """The hyper-parameters among the arguments of a solver, all by their names.
+
+        `self` are the defaults: what is one of them needs no check.
+        """
+        own, changed = vars(self), {}
+        for name in own:
+            if arguments[name] is not own[name]:
+                changed[name] = arguments[name]
         if not changed:
             return self
         params = object.__new__(type(self))
-        vars(params).update(values)
+        vars(params).update(own | changed)
         params._check(changed)
         return params
 
@@ -164,6 +166,9 @@ class GdParams(TimParams):
         del arguments["betas"]
         return arguments
 
+
+for params in (TimParams, AdmParams, GdParams):
+    params.CHECKS = {declared.name: declared.metadata["check"] for declared in fields(params)}
 
 # the defaults of the paper
 ADM = AdmParams()

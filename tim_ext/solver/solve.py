@@ -70,18 +70,7 @@ def adm(
         >>> tim_ext.adm(features, labels).predictions
         tensor([0, 1, 0, 1, 0])
     """
-    params = ADM.given(
-        lam=lam,
-        alpha=alpha,
-        temperature=temperature,
-        marginal_weight=marginal_weight,
-        tol=tol,
-        iterations=iterations,
-        beta=beta,
-        form=form,
-    )
-    task = features, labels, index, num_classes, class_prior
-    return _solve("adm_solve", params, task, normalize=normalize, history=history, outputs=outputs)
+    return _solve("adm_solve", ADM, locals())
 
 
 def gd(
@@ -137,34 +126,20 @@ def gd(
         >>> tim_ext.gd(features, labels).predictions
         tensor([0, 1, 0, 1, 0])
     """
-    params = GD.given(
-        lam=lam,
-        alpha=alpha,
-        temperature=temperature,
-        marginal_weight=marginal_weight,
-        tol=tol,
-        iterations=iterations,
-        entropy_order=entropy_order,
-        lr=lr,
-        betas=betas,
-        eps=eps,
-    )
-    task = features, labels, index, num_classes, class_prior
-    return _solve("gd_solve", params, task, normalize=normalize, history=history, outputs=outputs)
+    return _solve("gd_solve", GD, locals())
 
 
 def _solve(
     operator: str,
-    params: TimParams,
-    task: tuple[Any, ...],
-    *,
-    normalize: bool,
-    history: bool,
-    outputs: Sequence[str],
+    defaults: TimParams,
+    given: dict[str, Any],  # the arguments of `adm` or `gd`, by name
 ) -> Result:
-    outputs = check_outputs(outputs)
-    normalize, history = check_flag("normalize", normalize), check_flag("history", history)
-    batch = make_batch(*task)
+    params = defaults.given(given)
+    outputs = check_outputs(given["outputs"])
+    normalize, history = check_flag("normalize", given["normalize"]), check_flag("history", given["history"])
+    batch = make_batch(
+        given["features"], given["labels"], given["index"], given["num_classes"], given["class_prior"]
+    )
     native.require(batch.features.device)
     sizes, counts = batch.sizes, batch.counts
     *flat, status = getattr(native.torch_ops.tim_ext, operator)(
