@@ -16,7 +16,10 @@ template <class T>
 struct Coefficients : AdmCoefficients<T> {
   T query;  // c_Q
 
-  Coefficients() : AdmCoefficients<T>{T(0), T(0), T(1), T(0)}, query(T(0)) {}
+  Coefficients() {
+    this->tau = this->support = this->marginal_power = query = T(0);
+    this->power = T(1);
+  }
 };
 
 template <class T>
