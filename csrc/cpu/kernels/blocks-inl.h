@@ -16,7 +16,10 @@ template <class T>
 struct Coefficients : AdmCoefficients<T> {
   T query;  // c_Q
 
-  Coefficients() : AdmCoefficients<T>{T(0), T(0), T(1), T(0)}, query(T(0)) {}
+  Coefficients() {
+    this->tau = this->support = this->marginal_power = query = T(0);
+    this->power = T(1);
+  }
 };
 
 template <class T>
@@ -86,13 +89,11 @@ TIM_INLINE void finish_block(int64_t classes, Block<T> b) {
   for (int64_t k = 0; k < classes; ++k)
     for (int64_t v = 0; v < b.vectors; ++v) {
       T* logits = b.logits + k * b.ld + v * W;
+      [[maybe_unused]] T* p = b.p + k * b.ld + v * W;
+      [[maybe_unused]] const Vec<T> inverse = with_p ? load(b.inverse + v * W) : Vec<T>{};
       const Vec<T> log_total = load(b.log_total + v * W);
       store(logits, k < classes - 1 ? load(logits) - log_total : -log_total);
-      if constexpr (with_p) {
-        T* p = b.p + k * b.ld + v * W;
-        const Vec<T> inverse = load(b.inverse + v * W);
-        store(p, k < classes - 1 ? load(p) * inverse : inverse);
-      }
+      if constexpr (with_p) store(p, k < classes - 1 ? load(p) * inverse : inverse);
     }
 }
 

@@ -144,7 +144,11 @@ __global__ void __launch_bounds__(kThreads, 1) prepare_kernel(Problem<T> problem
 
   const bool refused = *first_bad != kNone || *first_missing != kNone || *first_not_finite != kNone;
   if (thread == 0) {
-    problem.samples[blockIdx.x] = {before, *support, refused, 0};
+    TaskSamples found{};
+    found.count = before;
+    found.support = *support;
+    found.refused = refused;
+    problem.samples[blockIdx.x] = found;
     Status code = Status::ok;
     int64_t where = 0, value = 0;
     if (*first_bad != kNone) {
