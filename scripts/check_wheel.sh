@@ -19,6 +19,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 read -ra pythons <<<"${PYTHONS:-3.10 3.12 3.13}"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
+unset PYTHONPATH # the wheel is tested, not a source tree
 say() { echo "--- $1 (${SECONDS} s)"; }
 
 # find_python 3.12: its interpreter, from PATH or from pyenv. A shim of pyenv may be there and not run.
@@ -32,8 +33,11 @@ find_python() {
 version_of() { "$1/bin/python" -c "import importlib.metadata as m; print(m.version('$2').partition('+')[0])"; }
 packages_of() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
 
-# borrow_torch TARGET OWNER: the torch of OWNER for another Python, with the CUDA libraries of OWNER.
+# borrow_torch TARGET OWNER: the torch of OWNER for another Python, with the CUDA libraries of OWNER if it has any.
 borrow_torch() {
+  if [ ! -d "$(packages_of "$2")/nvidia" ]; then
+    "$1/bin/pip" install --quiet "torch==$(version_of "$2" torch)" numpy && return
+  fi
   "$2/bin/python" - <<'END' | xargs -d '\n' "$1/bin/pip" install --quiet numpy
 import importlib.metadata, re
 for need in importlib.metadata.requires("torch") or []:
@@ -41,7 +45,7 @@ for need in importlib.metadata.requires("torch") or []:
         print(need)
 END
   "$1/bin/pip" install --quiet --no-deps "torch==$(version_of "$2" torch)"
-  if [ -d "$(packages_of "$2")/nvidia" ]; then ln -s "$(packages_of "$2")/nvidia" "$(packages_of "$1")/nvidia"; fi
+  ln -s "$(packages_of "$2")/nvidia" "$(packages_of "$1")/nvidia"
 }
 
 smoke_test() {
