@@ -36,7 +36,8 @@ packages_of() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("
 # borrow_torch TARGET OWNER: the torch of OWNER for another Python, with the CUDA libraries of OWNER if it has any.
 borrow_torch() {
   if [ ! -d "$(packages_of "$2")/nvidia" ]; then
-    "$1/bin/pip" install --quiet "torch==$(version_of "$2" torch)" numpy && return
+    "$1/bin/pip" install --quiet "torch==$(version_of "$2" torch)" numpy
+    return
   fi
   "$2/bin/python" - <<'END' | xargs -d '\n' "$1/bin/pip" install --quiet numpy
 import importlib.metadata, re
