@@ -11,6 +11,7 @@
 #
 # The first of PYTHONS runs the oldest torch, which is downloaded whole. The others run the newest with the CUDA
 # libraries of ENVIRONMENT, which are the same files for every Python and most of a download of gigabytes.
+# Where `pip install .` has built the same sources before, build/ still has the objects and little is compiled.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -18,7 +19,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 read -ra pythons <<<"${PYTHONS:-3.10 3.12 3.13}"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
-export TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-8.0} # that all of them compile, the ordinary build shows
+unset PYTHONPATH # the wheel is tested, not a source tree
 say() { echo "--- $1 (${SECONDS} s)"; }
 
 # find_python 3.12: its interpreter, from PATH or from pyenv. A shim of pyenv may be there and not run.
@@ -32,16 +33,20 @@ find_python() {
 version_of() { "$1/bin/python" -c "import importlib.metadata as m; print(m.version('$2').partition('+')[0])"; }
 packages_of() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
 
-# borrow_torch TARGET OWNER: the torch of OWNER for another Python, with the CUDA libraries of OWNER.
+# borrow_torch TARGET OWNER: the torch of OWNER for another Python, with the CUDA libraries of OWNER if it has any.
 borrow_torch() {
-  "$1/bin/pip" install --quiet --no-deps "torch==$(version_of "$2" torch)"
-  "$1/bin/python" - <<'END' | xargs -d '\n' "$1/bin/pip" install --quiet numpy
+  if [ ! -d "$(packages_of "$2")/nvidia" ]; then
+    "$1/bin/pip" install --quiet "torch==$(version_of "$2" torch)" numpy
+    return
+  fi
+  "$2/bin/python" - <<'END' | xargs -d '\n' "$1/bin/pip" install --quiet numpy
 import importlib.metadata, re
 for need in importlib.metadata.requires("torch") or []:
     if "extra ==" not in need and not re.match("nvidia|cuda|triton", need):
         print(need)
 END
-  if [ -d "$(packages_of "$2")/nvidia" ]; then ln -s "$(packages_of "$2")/nvidia" "$(packages_of "$1")/nvidia"; fi
+  "$1/bin/pip" install --quiet --no-deps "torch==$(version_of "$2" torch)"
+  ln -s "$(packages_of "$2")/nvidia" "$(packages_of "$1")/nvidia"
 }
 
 smoke_test() {
