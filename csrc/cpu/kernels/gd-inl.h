@@ -163,14 +163,15 @@ class Gd : public PrimalPasses<T> {
   }
 
   // Loss terms and dL/dW at the weights given.
-  void gradient_at(const TaskGradient<T>& at_weights) {
+  void gradient_at(const TaskGradient<T>& given) {
     const int64_t K = this->task_.classes, d = this->task_.dim, pitch = this->pitch_;
+    const T* const weights = given.weights;
+    T* const gradient_out = given.gradient;
     for (int64_t k = 0; k < K; ++k)
-      for (int64_t j = 0; j < pitch; ++j)
-        this->weights_[k * pitch + j] = j < d ? at_weights.weights[k * d + j] : T(0);
+      for (int64_t j = 0; j < pitch; ++j) this->weights_[k * pitch + j] = j < d ? weights[k * d + j] : T(0);
     this->keep_weights();
     probabilities<0>(true);
-    terms(at_weights.terms);
+    terms(given.terms);
     gradient<0>();
     T* result = first_;
     const T tau = gd_.temperature;
@@ -180,7 +181,7 @@ class Gd : public PrimalPasses<T> {
       return w;
     });
     for (int64_t k = 0; k < K; ++k)
-      for (int64_t j = 0; j < d; ++j) at_weights.gradient[k * d + j] = result[k * pitch + j];
+      for (int64_t j = 0; j < d; ++j) gradient_out[k * d + j] = result[k * pitch + j];
   }
 
  private:
