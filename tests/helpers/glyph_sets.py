@@ -8,7 +8,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from tim_ext.errors import UserError
 from tim_ext.images import glyphs, outlines
+
+
+def missing_fonts() -> str:
+    """Why there can be no glyphs here; "" if there can."""
+    try:
+        outlines.font_files()
+    except (ImportError, UserError) as error:
+        return str(error)
+    return ""
+
+
+needs_fonts = pytest.mark.skipif(bool(missing_fonts()), reason=missing_fonts())
 
 FEW = {"base": 1, "validation": 1, "novel": 6}
 
@@ -30,5 +43,7 @@ def build(seed: int) -> dict[str, glyphs.GlyphSet]:
 
 def use_few_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes glyphs.load quick."""
+    if missing_fonts():
+        pytest.skip(missing_fonts())
     monkeypatch.setattr(glyphs, "PER_CLASS", FEW)
     monkeypatch.setattr(glyphs, "_build", build)

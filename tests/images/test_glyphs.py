@@ -7,13 +7,16 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from helpers.glyph_sets import FEW, classes, pictures, use_few_images
+from helpers.glyph_sets import FEW, classes, needs_fonts, pictures, use_few_images
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tim_ext.images import glyphs, outlines
 
 pytest.importorskip("matplotlib")
+
+
+pytestmark = needs_fonts
 
 
 @pytest.fixture

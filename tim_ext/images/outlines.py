@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import require
+from ..errors import UserError, require
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -48,8 +48,15 @@ class Outlines:
 
 
 def font_files() -> list[Path]:
-    folder = Path(require("matplotlib", "demo").get_data_path(), "fonts", "ttf")
-    return [folder / f"{face}.ttf" for face in FACES]
+    """Their files. The font of one face came with matplotlib 3.11, which needs Python 3.11."""
+    matplotlib = require("matplotlib", "demo")
+    folder = Path(matplotlib.get_data_path(), "fonts", "ttf")
+    files = [folder / f"{face}.ttf" for face in FACES]
+    missing = [file.name for file in files if not file.exists()]
+    if missing:
+        found = f"matplotlib {matplotlib.__version__} without {', '.join(missing)}"
+        raise UserError(f"glyphs: expected the fonts of matplotlib >= 3.11 (Python >= 3.11), got {found}")
+    return files
 
 
 def fonts_sha256() -> str:
