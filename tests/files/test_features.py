@@ -253,7 +253,7 @@ def test_large_finite_values(tmp_path) -> None:
         (np.full(12, 2**63, np.uint64), "expected integers below 2^63, got uint64 [12]"),
         (
             np.array([1, "a"] * 6, dtype=object),
-            "cannot be read: Object arrays cannot be loaded when allow_pickle=False",
+            "cannot be read: expected numbers or strings, got objects",
         ),
     ],
 )
