@@ -23,9 +23,13 @@ M, D = 3000, 64
 
 @pytest.fixture(params=[".npy", ".safetensors"])
 def path(tmp_path: Path, request) -> Path:
+    return write_pool(tmp_path, request.param)
+
+
+def write_pool(folder: Path, suffix: str) -> Path:
     x = np.random.default_rng(0).standard_normal((M, D)).astype(np.float32)
-    path = tmp_path / f"pool{request.param}"
-    if request.param == ".npy":
+    path = folder / f"pool{suffix}"
+    if suffix == ".npy":
         np.save(path, x)
     else:
         save_file = pytest.importorskip("safetensors.torch").save_file
@@ -90,8 +94,9 @@ sys.exit(main(["label", pool, *arguments]))
 """
 
 
-@pytest.mark.parametrize("when", ["iteration 2", "labels"])
-def test_label(path: Path, tmp_path: Path, run_python, when: str) -> None:
+@pytest.mark.parametrize(("suffix", "when"), [(".npy", "iteration 2"), (".safetensors", "labels")])
+def test_label(tmp_path: Path, run_python, suffix: str, when: str) -> None:
+    path = write_pool(tmp_path, suffix)
     support, out = tmp_path / "support.csv", tmp_path / "out.csv"
     support.write_text("0,a\n1,b\n")
     given = ["--support", str(support), "--out", str(out), "--iterations", "4"]
@@ -121,7 +126,8 @@ sys.exit(main(["evaluate", pool, *arguments]))
 """
 
 
-def test_evaluate(path: Path, tmp_path: Path, run_python) -> None:
+def test_evaluate(tmp_path: Path, run_python) -> None:
+    path = write_pool(tmp_path, ".npy")
     np.save(tmp_path / "labels.npy", np.arange(M) % 30)
     given = ["--labels-path", str(tmp_path / "labels.npy"), "--tasks", "20", "--methods", "tim-adm"]
     ended = run_python("-c", EVALUATE, str(path), *given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -210,10 +211,18 @@ def _from_list(where: str, values: Sequence[Any]) -> NDArray[Any]:
 
 
 def _strings(where: str, values: NDArray[Any]) -> NDArray[np.str_]:
-    try:
-        return np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{where}: expected UTF-8, got {error.object!r}") from error
+    """Text, from bytes of UTF-8 or from numbers of characters, any of which a file may hold."""
+    if values.dtype.kind == "S":
+        try:
+            return np.char.decode(values, "utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{where}: expected UTF-8, got {error.object!r}") from error
+    if values.dtype.itemsize:
+        number = np.dtype("u4").newbyteorder(values.dtype.byteorder)
+        largest = int(np.ascontiguousarray(values).view(number).max(initial=0))
+        if largest > sys.maxunicode:  # Python itself would fail on it
+            raise ValueError(f"{where}: expected text, got a character of number {largest}")
+    return values
 
 
 def _check_finite(path: Path, features: Tensor, labels: Tensor) -> None:
