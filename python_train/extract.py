@@ -23,6 +23,7 @@ from torch import nn
 
 import tim_ext
 from tim_ext.errors import require
+from tim_ext.files.outputs import output_file
 from tim_ext.files.tensors import hash_named, read_tensors, write_json, write_tensors
 from tim_ext.images.networks import LIBRARIES, LITE, feature_size, load_encoder, published_encoder
 from tim_ext.images.preprocessing import Preprocessing
@@ -32,8 +33,9 @@ from .distributed import World, start
 from .embedding import embed
 from .errors import Parser, UserError, run_command
 from .loading import Images
-from .options import add_data_options, add_machine_options, choose_workers, count, open_split
+from .options import add_data_options, add_machine_options, choose_workers, count, inputs_of, open_split
 
+SUFFIXES = ".safetensors", ".json", ".hierarchy.json", ".superclasses.json"  # of what is written
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 
@@ -68,6 +70,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 def extract(options: argparse.Namespace) -> None:
     out = _out_file(options)
+    inputs = {"--checkpoint": options.checkpoint, **inputs_of(options)}
+    for suffix in SUFFIXES:
+        output_file("--out", out.with_suffix(suffix), inputs)
     with start(options.device) as world:
         encoder, how, origin = _open_encoder(options)
         dataset = open_split(options, options.split)

@@ -35,6 +35,11 @@ def open_split(options: argparse.Namespace, split: str) -> Dataset:
     )
 
 
+def inputs_of(options: argparse.Namespace) -> dict[str, Path | None]:
+    """What is read, by its option: no output may be one of them."""
+    return {"--data-root": options.data_root, "--splits": options.splits}
+
+
 def add_machine_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("machine")
     group.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")

@@ -18,17 +18,27 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
+from tim_ext.files.outputs import output_folder
 from tim_ext.images.networks import ENCODERS
 from tim_ext.images.preprocessing import NORMALIZATION, Preprocessing
 
 from . import distributed
 from .datasets import Dataset, find_source, image_form
 from .errors import Parser, UserError, run_command
-from .options import add_data_options, add_machine_options, choose_workers, count, number, open_split
+from .options import (
+    add_data_options,
+    add_machine_options,
+    choose_workers,
+    count,
+    inputs_of,
+    number,
+    open_split,
+)
 from .recipe import Recipe
 from .run import Run
 from .validation import Validation
 
+FILES = "last.safetensors", "best.safetensors", "run.json", "log.csv"
 EPOCHS, ITERATIONS = 90, 100_000
 BATCH_SIZE, BATCH_SIZES = 256, {"wrn28_10": 128}
 VALIDATE_EVERY = 1000  # steps, if they are not counted in epochs
@@ -111,6 +121,7 @@ def _add_validation_options(group: argparse._ArgumentGroup) -> None:
 
 
 def train(options: argparse.Namespace) -> None:
+    output_folder("--out", options.out, FILES, inputs_of(options))
     with distributed.start(options.device) as world:
         base = open_split(options, "train")
         held_out = _open_validation(options)

@@ -324,9 +324,10 @@ def test_evaluate_threads(file, set_threads):
             ["--tune", "--validation-share", "1"],
             r"--validation-share: expected a number between 0 and 1, got 1.0",
         ),
-        (["--base-mean", "none.npy"], r"No such file or directory: none.npy"),
+        (["--base-mean", "none.npy"], r"none.npy: no such file"),
         (["--base-mean", "none.npz"], r"none.npz: no such file"),
-        (["--out", "{file}"], r"File exists: .*pool.npz"),
+        (["--out", "{file}"], r"--out: expected a folder, got .*pool.npz, which is none"),
+        (["--spreadsheet-safe"], r"--spreadsheet-safe: expected --out with it"),
         (["--features-key", "z"], r".*pool.npz: expected features under features_key='z', got the keys .*"),
     ],
 )

@@ -174,7 +174,11 @@ def test_types_and_keys_of_safetensors(tmp_path, dtype):
     ("options", "message"),
     [
         (["--out", "out.txt"], r"out.txt: expected a file of type .csv, .npz, .parquet, got .txt"),
-        (["--out", "/proc/out.csv"], r"No such file or directory: /proc/out.csv"),
+        (["--out", "/proc/out.csv"], r"--out: expected a folder to write to, got /proc \(.*\)"),
+        (
+            ["--out", "out.npz", "--spreadsheet-safe"],
+            r"--spreadsheet-safe: expected a .csv file as --out with it, got out.npz",
+        ),
         (["--set", "tau=3"], r"--set: expected a hyper-parameter out of normalize, .*, got 'tau'"),
         (["--set", "solver=dual"], r"--set: expected a hyper-parameter out of .*, got 'solver'"),
         (["--set", "temperature=hot"], r"tim-adm.temperature: expected a number, got 'hot'"),

@@ -253,7 +253,7 @@ def test_large_finite_values(tmp_path) -> None:
         (np.full(12, 2**63, np.uint64), "expected integers below 2^63, got uint64 [12]"),
         (
             np.array([1, "a"] * 6, dtype=object),
-            "cannot be read: Object arrays cannot be loaded when allow_pickle=False",
+            "cannot be read: expected numbers or strings, got objects",
         ),
     ],
 )
@@ -310,3 +310,16 @@ def test_real_data() -> None:
     assert data.features.dtype == torch.float16
     assert len(data.class_names) == 150
     assert torch.bincount(data.labels).tolist() == [150] * 150
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_characters_that_do_not_exist(tmp_path, order) -> None:
+    """Found by fuzzing: Python raised SystemError."""
+    names = np.array(NAMES).astype(f"{order}U3")
+    path = write(tmp_path / "some.npz", features=X, labels=Y, class_names=names)
+    assert load_features(path).class_names == NAMES
+    names.view(f"{order}u4")[4] = 0x110000
+    write(path, features=X, labels=Y, class_names=names)
+    assert refusal(path) == f"{path}['class_names']: expected text, got a character of number 1114112"
+    write(path, features=X, labels=np.resize(names, M))
+    assert refusal(path) == f"{path}['labels']: expected text, got a character of number 1114112"

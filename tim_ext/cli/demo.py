@@ -25,6 +25,7 @@ from ..evaluation import plots, theory
 from ..evaluation.compare import evaluate
 from ..evaluation.table import Evaluation, Row
 from ..files.atomic import write_atomically
+from ..files.outputs import output_folder
 from ..images import encoder, glyphs
 from ..images.glyphs import GlyphSet
 from ..solver.params import ADM, GD, check_count
@@ -41,6 +42,7 @@ WAYS, SHOTS, QUERIES = 5, (1, 5), 15
 TASKS, SLOW_TASKS = 10_000, 500
 CURVES = 100  # tasks behind the curves of convergence
 EXAMPLES = 3  # tasks of each bed shown in the report
+FILES = "report.html", "results.json", "convergence-*.png"  # of --out
 SHEET = 24, 6  # columns and rows of images in the report
 
 
@@ -91,7 +93,8 @@ def run(options: argparse.Namespace) -> int:
         for name, value in (("--tasks", options.tasks), ("--gd-tasks", options.gd_tasks))
     )
     seed = check_count("--seed", options.seed, at_least=0)
-    options.out.mkdir(parents=True, exist_ok=True)
+    cached = [] if options.cache is None else sorted(options.cache.glob("*"))
+    output_folder("--out", options.out, FILES, {"--cache": cached})
     beds = [_run(split, counts, seed, options.cache) for split in BEDS]
     print(f"\n{table(beds)}\n")
     with _step("report"):

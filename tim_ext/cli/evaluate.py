@@ -21,12 +21,14 @@ from ..evaluation.settings import name_settings
 from ..evaluation.table import Evaluation
 from ..evaluation.tuning import VALIDATION_TASKS, split_classes
 from ..files.features import Features, load_features
+from ..files.outputs import output_folder
 from ..tasks import Sampler
 from .options import (
     add_features_key,
     add_memory,
     add_seed,
     add_set,
+    add_spreadsheet_safe,
     add_threads,
     load_mean,
     read_set_by_method,
@@ -34,6 +36,7 @@ from .options import (
 )
 from .parsing import INTERRUPTED, load_groups
 
+FILES = "evaluation.csv", "evaluation.json"  # of --out
 VALIDATION_SHARE = 0.5  # of the classes
 
 EXAMPLES = """
@@ -143,6 +146,7 @@ def _add_tasks(group: Any) -> None:
 
 def _add_running(group: Any) -> None:
     group.add_argument("--out", type=Path, metavar="DIR", help="write evaluation.csv and evaluation.json")
+    add_spreadsheet_safe(group)
     group.add_argument("--plots", type=Path, metavar="DIR", help="write pictures")
     add_memory(group, MEMORY, "for the tasks in work (default: 512MB)")
     group.add_argument(
@@ -165,9 +169,7 @@ def _run(options: argparse.Namespace, processes: Processes) -> int:
     use_threads(options)
     if options.plots is not None:
         require("matplotlib", "evaluate")
-    for directory in filter(None, (options.out, options.plots)):
-        directory.mkdir(parents=True, exist_ok=True)  # a bad path fails now and not after the run
-
+    check_outputs(options)
     data, validation = load(options)
     _check_same(data, processes)
     pool, labels = check_pool(data.features, data.labels)
@@ -219,6 +221,8 @@ def check_options(options: argparse.Namespace) -> None:
         if getattr(options, name) is not None and not getattr(options, condition):
             option, needed = (word.replace("_", "-") for word in (name, condition))
             raise ValueError(f"--{option}: expected --{needed} with it")
+    if options.spreadsheet_safe and options.out is None:
+        raise ValueError("--spreadsheet-safe: expected --out with it")
     if options.validation is not None and options.validation_share is not None:
         raise ValueError("--validation-share: expected no such option with --validation")
     if options.validation_share is None:
@@ -232,6 +236,15 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 # The files ----------------------------------------------------------------------------------------
+
+
+def check_outputs(options: argparse.Namespace) -> None:
+    read = ("labels_path", "base_mean", "validation", "hierarchy", "superclasses")
+    inputs = {f"--{name.replace('_', '-')}": getattr(options, name) for name in read}
+    inputs["FEATURES"] = options.features
+    for option, folder, names in (("--out", options.out, FILES), ("--plots", options.plots, ["*.png"])):
+        if folder is not None:
+            output_folder(option, folder, names, inputs)
 
 
 def load(options: argparse.Namespace) -> tuple[Features, Features | None]:
@@ -317,9 +330,9 @@ def make_validation(options: argparse.Namespace, data: Features) -> Validation:
 def report(options: argparse.Namespace, evaluation: Evaluation, data: Features, samples: int) -> None:
     """The files, first of all, as a terminal may fail; then the table and what it does not say."""
     times = not options.no_times
-    files = () if options.out is None else (options.out / "evaluation.csv", options.out / "evaluation.json")
+    files = [] if options.out is None else [options.out / name for name in FILES]
     if files:
-        evaluation.save(*files, times=times)
+        evaluation.save(*files, times=times, spreadsheet_safe=options.spreadsheet_safe)
     size = f"{samples} samples of {len(classes_of(data))} classes, d = {data.features.shape[1]}"
     print(f"{Path(data.path).name}: {size}\n\n{evaluation.table(times=times)}")
     for note in notes(evaluation):

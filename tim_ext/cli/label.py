@@ -15,6 +15,7 @@ from ..errors import require
 from ..evaluation.methods import Method
 from ..files.features import open_pool
 from ..files.label_files import Support, read_support
+from ..files.outputs import output_file
 from ..files.predictions import FORMATS, check_format
 from ..solver.params import ADM, GD, check_count
 from .options import (
@@ -23,6 +24,7 @@ from .options import (
     add_memory,
     add_method,
     add_set,
+    add_spreadsheet_safe,
     add_threads,
     read_class_prior,
     read_set,
@@ -64,6 +66,7 @@ def add_command(commands: Any) -> None:
     add.add_argument(
         "--out", type=Path, required=True, metavar="FILE", help=f"predictions: {', '.join(FORMATS)}"
     )
+    add_spreadsheet_safe(add)
     add_method(add)
     defaults = ", ".join(f"{count} for {name}" for name, count in ITERATIONS.items())
     add.add_argument("--iterations", type=int, metavar="N", help=f"(default: {defaults})")
@@ -86,13 +89,14 @@ def _run(options: argparse.Namespace, processes: Processes) -> int:
     hyper["iterations"] = check_count("--iterations", iterations, at_least=0)
     use_threads(options)
     check_format(options.out)
+    if options.spreadsheet_safe and options.out.suffix.lower() != ".csv":
+        raise ValueError(f"--spreadsheet-safe: expected a .csv file as --out with it, got {options.out}")
+    inputs = {"POOL": options.pool, "--support": options.support, "--class-prior": options.class_prior}
+    out = output_file("--out", options.out, inputs)
     pool = open_pool(options.pool, features_key=options.features_key)
     support = read_support(options.support, len(pool))
     hyper["class_prior"] = read_class_prior(options, support.class_names)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    if options.out.is_dir():
-        raise ValueError(f"--out: expected a file, got the directory {options.out}")
-    job = Job(pool, support, options.out, options.method, hyper, options.memory)
+    job = Job(pool, support, out, options.method, hyper, options.memory, options.spreadsheet_safe)
     passes = hyper["iterations"] + 2  # then labels, then the file
     with bar_of(passes * len(pool), processes) as show:
         summary = label_pool(job, processes, show)

@@ -33,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ImportError, LostRankError, OSError, TypeError, ValueError) as error:  # a sentence, no traceback
         print(f"{name}: {one_line(error)}", file=sys.stderr)
         return REFUSED
+    except MemoryError:
+        print(f"{name}: expected what fits into the free memory, got more", file=sys.stderr)
+        return REFUSED
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return INTERRUPTED

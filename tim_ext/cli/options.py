@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import UserError
 from ..evaluation.methods import Method, named_methods
 from ..files.features import load_features, mean_of_rows
+from ..files.formats import check_path, open_file, read_entry
 from ..files.label_files import read_proportions, to_proportions
 from ..solver.params import check_count
 from .parsing import memory_size, split_assignment
@@ -40,6 +40,11 @@ def add_seed(add: Any) -> None:
     add.add_argument("--seed", type=int, default=0, help="of the tasks (default: 0)")
 
 
+def add_spreadsheet_safe(add: Any) -> None:
+    what = "an apostrophe before text in .csv that a spreadsheet would run as a formula (= + - @)"
+    add.add_argument("--spreadsheet-safe", action="store_true", help=what)
+
+
 # Features -----------------------------------------------------------------------------------------
 
 
@@ -51,10 +56,11 @@ def load_mean(path: Path) -> Tensor:
     """[d] of --base-mean, from a vector or from features of which it is the mean."""
     if path.suffix.lower() != ".npy":
         return mean_of_rows(load_features(path).features)
-    try:
-        array = torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"--base-mean: expected an array in {path}, got something else ({error})") from None
+    with open_file(check_path("--base-mean", path)) as entries:
+        value = read_entry(path, entries, "")
+    if value.dtype.kind not in "iuf" or value.dtype.itemsize > 8:
+        raise ValueError(f"--base-mean: expected numbers in {path}, got {value.dtype}")
+    array = torch.from_numpy(value.astype(value.dtype.newbyteorder("="), copy=False))
     return mean_of_rows(array) if array.dim() == 2 else array
 
 

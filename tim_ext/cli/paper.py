@@ -14,6 +14,7 @@ from ..evaluation.paper import Source, describe, extend, measure, render
 from ..evaluation.paper_tables import DATASETS, META_DATASETS, METHODS, RANDOM_TASKS, RESNET, TABLES, TASKS
 from ..files.atomic import write_atomically
 from ..files.features import load_features
+from ..files.outputs import output_file
 from ..solver.params import check_count
 from .options import add_seed, add_set, add_threads, load_mean, read_set_by_method, use_threads
 from .parsing import INTERRUPTED, load_groups, split_assignment
@@ -89,6 +90,7 @@ def run(options: argparse.Namespace) -> int:
     if options.tasks is not None:
         check_count("--tasks", options.tasks, at_least=1)
     hyper = read_set_by_method(options, list(dict.fromkeys(METHODS.values())))
+    check_output(options)
     sources = load_sources(options)
     tables = [extend(table, sources) for table in TABLES if table.name in options.tables]
     results = measure(
@@ -111,6 +113,16 @@ def run(options: argparse.Namespace) -> int:
         print("tim-ext paper: interrupted, the tables hold what was done", file=sys.stderr)
         return INTERRUPTED
     return 0
+
+
+def check_output(options: argparse.Namespace) -> None:
+    if options.out is None:
+        return
+    inputs = {"FEATURES": [_split(text)[2] for text in options.features]}
+    for name in ("base_mean", "hierarchy", "superclasses"):
+        files = [text.partition("=")[2] for text in getattr(options, name)]
+        inputs[f"--{name.replace('_', '-')}"] = files
+    output_file("--out", options.out, inputs)
 
 
 def load_sources(options: argparse.Namespace) -> list[Source]:

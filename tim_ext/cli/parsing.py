@@ -62,5 +62,5 @@ def load_groups(path: Path | None, option: str) -> Any:
         return None
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # also what is not text
+    except (ValueError, RecursionError) as error:  # also what is not text, or nested without end
         raise ValueError(f"{option}: expected JSON in {path}, got something else ({error})") from None

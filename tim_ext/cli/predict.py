@@ -15,8 +15,6 @@ are kept.
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import os
 import sys
 import tempfile
@@ -29,6 +27,8 @@ import torch
 from ..errors import one_line, require
 from ..evaluation.methods import Method
 from ..files.atomic import write_atomically
+from ..files.cells import as_csv
+from ..files.outputs import check_outside, output_folder
 from ..images.extraction import BATCH_SIZE, Extractor, open_extractor
 from ..images.labelling import (
     SOLVERS,
@@ -44,10 +44,19 @@ from ..solver.params import check_count
 from ..version import __version__
 from . import contact_sheet
 from .contact_sheet import Group, Photo
-from .options import ONE_METHOD, add_class_prior, add_method, add_set, read_class_prior, read_set
+from .options import (
+    ONE_METHOD,
+    add_class_prior,
+    add_method,
+    add_set,
+    add_spreadsheet_safe,
+    read_class_prior,
+    read_set,
+)
 from .parsing import Renamed
 
 OUT = Path("predictions")
+FILES = "predictions.csv", "skipped.csv", "contact_sheet.html"
 LIMIT = 2000  # pictures on the sheet
 SAID = 10  # skipped images that the terminal names
 COLUMNS = ("path", "class", "confidence", "second_class", "second_confidence")
@@ -71,6 +80,7 @@ def add_command(commands: Any) -> None:
     add.add_argument("--support", type=Path, required=True, metavar="DIR", help="labelled: DIR/CLASS/images")
     add.add_argument("--query", type=Path, required=True, metavar="DIR", help="images to label, at any depth")
     add.add_argument("--out", type=Path, default=OUT, metavar="DIR", help=f"of the results ({OUT})")
+    add_spreadsheet_safe(add)
     names = [GLYPHS, *(f"{library}:NAME" for library in LIBRARIES)]
     add.add_argument(
         "--encoder",
@@ -107,7 +117,7 @@ def run(options: argparse.Namespace) -> int:
     prior = read_class_prior(options, list(classes))
     if prior is not None:
         hyper["class_prior"] = prior
-    options.out.mkdir(parents=True, exist_ok=True)  # the same for a bad path
+    check_output(options, classes, queries)  # the same for a bad path
     extract = open_extractor(
         options.encoder, size=options.size, device=options.device, batch_size=batch_size, workers=workers
     )
@@ -117,12 +127,27 @@ def run(options: argparse.Namespace) -> int:
         groups = make_groups(labelled, photos, options.support)
         notes = describe(options, extract, labelled.skipped, hyper)
         page = contact_sheet.page(groups, introduction(groups), notes, limit)
-    write(options.out, photos, labelled.skipped, page)
+    write(options, photos, labelled.skipped, page)
     report(groups, labelled.skipped, options.out)
     return 0
 
 
 # What is written ----------------------------------------------------------------------------------
+
+
+def check_output(
+    options: argparse.Namespace, classes: Mapping[str, Sequence[Path]], queries: Sequence[Path]
+) -> None:
+    """--out may lie in --query, as no image is written there; in --support it would become a class."""
+    known = [path for paths in classes.values() for path in paths]
+    inputs = {
+        "--support": [options.support, *known],
+        "--query": [options.query, *queries],
+        "--class-prior": options.class_prior,
+        "--encoder": options.encoder if Path(options.encoder).is_file() else None,
+    }
+    check_outside("--out", options.out, "--support", options.support)
+    output_folder("--out", options.out, FILES, inputs)
 
 
 def make_photos(labelled: Labelled, folder: Path) -> list[Photo]:
@@ -178,24 +203,17 @@ def describe(
     return notes
 
 
-def write(out: Path, photos: Sequence[Photo], skipped: Sequence[ImageError], page: str) -> None:
+def write(
+    options: argparse.Namespace, photos: Sequence[Photo], skipped: Sequence[ImageError], page: str
+) -> None:
     predictions = [COLUMNS]
     for photo in photos:
         first, second = f"{photo.confidence:.6f}", f"{photo.second_confidence:.6f}"
         predictions.append((photo.path, photo.name, first, photo.second, second))
     reasons = [("path", "reason"), *((shown(error.path), error.reason) for error in skipped)]
-    for name, text in (
-        ("predictions.csv", as_csv(predictions)),
-        ("skipped.csv", as_csv(reasons)),
-        ("contact_sheet.html", page),
-    ):
-        write_atomically(out / name, text.encode("utf-8", "backslashreplace"))
-
-
-def as_csv(rows: Sequence[Sequence[str]]) -> str:
-    stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows(rows)
-    return stream.getvalue()
+    tables = [as_csv(rows, spreadsheet_safe=options.spreadsheet_safe) for rows in (predictions, reasons)]
+    for name, text in zip(FILES, (*tables, page), strict=True):
+        write_atomically(options.out / name, text.encode("utf-8", "backslashreplace"))
 
 
 def report(groups: Sequence[Group], skipped: Sequence[ImageError], out: Path) -> None:

@@ -45,6 +45,7 @@ class Job:
     method: str  # of SOLVERS
     hyper: Mapping[str, Any]  # of the solver, class_prior among them
     memory: int  # bytes for probabilities kept within an iteration
+    spreadsheet_safe: bool = False  # text in .csv
 
 
 class Summary(NamedTuple):
@@ -208,7 +209,8 @@ def _write_predictions(job: Job, name: str, processes: Processes, step: Show) ->
     _check_drafts(drafts, processes.counts(len(job.pool)))
     blocks = partial(_blocks, drafts, partial(step, "writing"))
     with open_draft(job.out) as file:
-        predictions = Predictions(job.support.class_names, len(job.pool), blocks)
+        names = job.support.class_names
+        predictions = Predictions(names, len(job.pool), blocks, job.spreadsheet_safe)
         write_predictions(job.out.suffix, file, predictions)
 
 

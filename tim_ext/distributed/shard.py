@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..files.mapped import check_mapped
 from ..reference import unit_length, x_log
 from ..solver import native
 from ..solver.inputs import PADDING, QUERY
@@ -210,6 +211,7 @@ class Shard:
         return order if self.forward else order[::-1]
 
     def _rows(self, part: slice) -> Tensor:
+        check_mapped(self.features)
         return self.features[part].contiguous()
 
     def _labels(self, part: slice) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..distributed.processes import Processes
 from ..errors import require
 from ..files.features import hash_tensors
+from ..files.mapped import check_mapped
 from ..solver import native
 from ..solver.params import check_count
 from ..tasks import Tasks
@@ -170,6 +171,7 @@ def _move(tasks: Tasks, device: torch.device, part: slice = slice(None)) -> Task
 
 def _solve(label: str, item: Run, pools: Pools, tasks: Tasks) -> Tensor | list[Tensor]:
     """The predictions for every sample."""
+    check_mapped(pools.pool)
     try:
         pool, hyper = pools.prepare(item)
         if isinstance(hyper.get("class_prior"), str) and hyper["class_prior"] == ORACLE:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -14,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from ..files.atomic import write_atomically
+from ..files.cells import as_csv
 from .statistics import mean_and_ci95
 
 
@@ -78,16 +77,19 @@ class Evaluation:
         )
 
     def save(
-        self, csv_path: str | os.PathLike[str], json_path: str | os.PathLike[str], *, times: bool = True
+        self,
+        csv_path: str | os.PathLike[str],
+        json_path: str | os.PathLike[str],
+        *,
+        times: bool = True,
+        spreadsheet_safe: bool = False,
     ) -> None:
         """Writes the rows, and `describe()`. Each file is complete or not there at all. Without `times`, the
-        CSV depends on nothing but data, tasks and methods."""
-        text = io.StringIO()
+        CSV depends on nothing but data, tasks and methods; `spreadsheet_safe`: names in it are never
+        formulas."""
         columns = [column.name for column in fields(Row) if times or column.name != "seconds_per_task"]
-        writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in self.rows)  # None becomes an empty cell
-        write_atomically(csv_path, text.getvalue())
+        rows = [[getattr(row, name) for name in columns] for row in self.rows]
+        write_atomically(csv_path, as_csv([columns, *rows], spreadsheet_safe=spreadsheet_safe))
         write_atomically(json_path, json.dumps(self.describe(), indent=2, allow_nan=False) + "\n")
 
 

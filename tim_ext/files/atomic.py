@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +17,9 @@ def open_draft(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A file to write that takes the name `path` when the block ends, and is removed if the block raises.
 
     A reader, and whoever comes after a crash, finds the old content or the new, never a part of it. The
-    folder of the file is made if need be.
+    folder of the file is made if need be. A symbolic link stays one: the file that it names is replaced.
     """
-    path = Path(path)
+    path = target_of(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
@@ -44,6 +46,26 @@ def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None
     """`open_draft` for content at hand; text as UTF-8."""
     with open_draft(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def target_of(path: str | os.PathLike[str]) -> Path:
+    """The file that writing to `path` replaces or makes, at the end of all links.
+
+    Raises OSError if there is something else than a file: a directory cannot be replaced, and a device, to
+    which root could, must not be.
+    """
+    target = Path(os.path.realpath(path))
+    try:
+        mode = target.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):  # to be made; or mkdir will say what is in the way
+        return target
+    if stat.S_ISLNK(mode):  # of a circle of links, realpath returns one
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    return target
 
 
 def _umask() -> int:

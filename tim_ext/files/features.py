@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from torch import Tensor
 from ..solver.inputs import FLOATS, INTEGERS, dtype_name
 from ..solver.result import ShortRepr
 from .formats import Entries, check_path, entry_name, open_file, read_entry
+from .mapped import check_mapped
+from .memory import within_memory
 
 # looked for in a file when no key is given; exactly one must be there
 KEYS = {
@@ -101,8 +104,9 @@ def open_pool(path: str | os.PathLike[str], *, features_key: str | None = None) 
 
 def row_blocks(features: Tensor, elements: int | None = None) -> Iterator[slice]:
     """The rows in order, a few at a time: at most so many elements, or one row."""
-    rows = max((elements or CHUNK) // features.shape[1], 1)
+    rows = max((elements or CHUNK) // max(features.shape[1], 1), 1)
     for start in range(0, len(features), rows):
+        check_mapped(features)
         yield slice(start, min(start + rows, len(features)))
 
 
@@ -121,6 +125,7 @@ def hash_tensors(*tensors: Tensor) -> str:
         digest.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
         flat = tensor.contiguous().view(-1)
         for start in range(0, len(flat), CHUNK):  # little at a time of a file that is mapped into memory
+            check_mapped(flat)
             chunk = flat[start : start + CHUNK].cpu()
             digest.update(chunk.view(torch.uint8).numpy().data)  # numpy has no bfloat16
     return digest.hexdigest()
@@ -153,12 +158,14 @@ def _find(what: str, path: Path, entries: Entries, key: str | None) -> str:
 
 def _to_features(where: str, value: Any) -> Tensor:
     if isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.dtype.itemsize <= 8:
-        value = torch.from_numpy(value.astype(value.dtype.newbyteorder("="), copy=False))
+        with within_memory(where):
+            value = torch.from_numpy(value.astype(value.dtype.newbyteorder("="), copy=False))
     if not _is_plain(value) or value.dtype not in FLOATS:
         _refuse(where, f"{', '.join(map(dtype_name, FLOATS))} [M, d]", value)
     if value.dim() != 2 or 0 in value.shape:
         _refuse(where, "shape [M, d], neither of them 0", value)
-    features: Tensor = value.detach().contiguous()
+    with within_memory(where):
+        features: Tensor = value.detach().contiguous()
     return features
 
 
@@ -204,10 +211,18 @@ def _from_list(where: str, values: Sequence[Any]) -> NDArray[Any]:
 
 
 def _strings(where: str, values: NDArray[Any]) -> NDArray[np.str_]:
-    try:
-        return np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{where}: expected UTF-8, got {error.object!r}") from error
+    """Text, from bytes of UTF-8 or from numbers of characters, any of which a file may hold."""
+    if values.dtype.kind == "S":
+        try:
+            return np.char.decode(values, "utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{where}: expected UTF-8, got {error.object!r}") from error
+    if values.dtype.itemsize:
+        number = np.dtype("u4").newbyteorder(values.dtype.byteorder)
+        largest = int(np.ascontiguousarray(values).view(number).max(initial=0))
+        if largest > sys.maxunicode:  # Python itself would fail on it
+            raise ValueError(f"{where}: expected text, got a character of number {largest}")
+    return values
 
 
 def _check_finite(path: Path, features: Tensor, labels: Tensor) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
 import os
 import re
 import warnings
@@ -18,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, BinaryIO, NamedTuple
+from typing import IO, Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +25,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import require
+from .mapped import map_file
+from .memory import check_fits, within_memory
+
+NPY = b"\x93NUMPY"
+HEADER = 10_000  # bytes of the header of an array, at most: numpy's own limit
+DEFLATE = 1032  # bytes that one compressed byte can become, at most
 
 
 class Entries(NamedTuple):
@@ -37,46 +42,82 @@ class Entries(NamedTuple):
 def open_file(path: Path) -> Iterator[Entries]:
     with ExitStack() as stack:
         try:
-            entries = stack.enter_context(FORMATS[path.suffix.lower()](path))
-        except (ImportError, MemoryError):
+            with within_memory(str(path)):
+                entries = stack.enter_context(FORMATS[path.suffix.lower()](path))
+        except ImportError:
             raise
         except Exception as error:  # readers of broken files raise anything
-            raise ValueError(f"{path}: cannot be read as {path.suffix}: {_sentence(error)}") from error
+            raise ValueError(f"{path}: cannot be read as {path.suffix}: {_sentence(error, path)}") from error
         yield entries
 
 
 def read_entry(path: Path, entries: Entries, key: str) -> Any:
+    where = entry_name(path, key)
     try:
-        return entries.read(key)
-    except MemoryError:
-        raise
+        with within_memory(where):
+            return entries.read(key)
     except Exception as error:
-        raise ValueError(f"{entry_name(path, key)}: cannot be read: {_sentence(error)}") from error
+        raise ValueError(f"{where}: cannot be read: {_sentence(error, where)}") from error
 
 
 @contextmanager
 def _open_npz(path: Path) -> Iterator[Entries]:
-    with path.open("rb") as file:  # numpy itself leaves a broken one open
+    with path.open("rb") as file:
         _check_start(file, b"PK")
-        with np.load(file, allow_pickle=False) as arrays:
-            yield Entries(arrays.files, arrays.__getitem__)
+        with zipfile.ZipFile(file) as archive:
+            entries = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            yield Entries(list(entries), lambda key: _read_npz(archive, entries[key], file))
+
+
+def _read_npz(archive: zipfile.ZipFile, info: zipfile.ZipInfo, file: BinaryIO) -> NDArray[Any]:
+    """numpy allocates what the header of an array says before it reads: that must be true, and fit."""
+    _check_size(file, info.compress_size)
+    with archive.open(info) as entry:
+        _check_start(entry, NPY)
+        shape, _, dtype = _read_header(entry)
+        if dtype.hasobject:
+            raise ValueError("expected numbers or strings, got objects")
+        size = entry.tell() + math.prod(shape) * dtype.itemsize
+        if size != info.file_size:
+            raise ValueError(f"expected {size} bytes, as its header says, got {info.file_size}")
+    if info.compress_type == zipfile.ZIP_DEFLATED and info.file_size > DEFLATE * (info.compress_size + 1):
+        got = f"{info.file_size} bytes of {info.compress_size} compressed ones"
+        raise ValueError(f"expected at most {DEFLATE} bytes for each compressed one, got {got}")
+    check_fits(info.file_size)
+    with archive.open(info) as entry:
+        array: NDArray[Any] = np.lib.format.read_array(entry, allow_pickle=False)
+        entry.read()  # the end, where the checksum is
+    return array
 
 
 @contextmanager
 def _open_npy(path: Path) -> Iterator[Entries]:
     with path.open("rb") as file:
-        _check_start(file, b"\x93NUMPY")
+        _check_start(file, NPY)
         array = _map_npy(file)
     yield Entries([""], lambda key: array)
 
 
-def _map_npy(file: BinaryIO) -> NDArray[Any]:
+def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether columns come first, and type."""
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):  # (3, 0): structured types with names beyond Latin-1
         raise ValueError(f"expected version 1.0 or 2.0 of the format, got {'.'.join(map(str, version))}")
     first = version == (1, 0)
+    start = file.tell()
+    length = int.from_bytes(file.read(2 if first else 4), "little")
+    if length > HEADER:  # numpy would read it before it refuses it
+        raise ValueError(f"expected a header of at most {HEADER} bytes, got {length}")
+    file.seek(start)
     read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
     shape, columns_first, dtype = read(file)
+    if any(size < 0 for size in shape):
+        raise ValueError(f"expected a shape, got {shape}")
+    return shape, columns_first, dtype
+
+
+def _map_npy(file: BinaryIO) -> NDArray[Any]:
+    shape, columns_first, dtype = _read_header(file)
     if dtype.hasobject:
         raise ValueError("expected numbers or strings, got objects")
     if len(shape) > 1 and (columns_first or not dtype.isnative):  # a copy could be larger than the memory
@@ -87,7 +128,7 @@ def _map_npy(file: BinaryIO) -> NDArray[Any]:
     _check_size(file, offset + size)
     if not size:
         return np.empty(shape, dtype)
-    array: NDArray[Any] = np.ndarray(shape, dtype, _map(file), offset)
+    array: NDArray[Any] = np.ndarray(shape, dtype, map_file(file), offset)
     return array
 
 
@@ -113,7 +154,7 @@ def _map_safetensor(file: BinaryIO, key: str) -> Tensor:
         return torch.empty(shape, dtype=dtype)
     if begin % dtype.itemsize:
         raise ValueError(f"expected data at a multiple of {dtype.itemsize} bytes, got them at {begin}")
-    return torch.frombuffer(_map(file), dtype=dtype, count=math.prod(shape), offset=begin).view(shape)
+    return torch.frombuffer(map_file(file), dtype=dtype, count=math.prod(shape), offset=begin).view(shape)
 
 
 SAFETENSORS_TYPES = {
@@ -129,13 +170,6 @@ SAFETENSORS_TYPES = {
 }
 
 
-def _map(file: BinaryIO) -> mmap.mmap:
-    """The file as memory. Pages that are written to become private, so no write reaches the file; and no
-    memory is set apart for all of them, which the kernel would refuse for a file larger than the memory."""
-    flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)  # named since Python 3.13
-    return mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-
-
 def _check_size(file: BinaryIO, expected: int) -> None:
     """Behind the end of a file there is nothing to map: reading there would end the process."""
     size = os.fstat(file.fileno()).st_size
@@ -146,6 +180,8 @@ def _check_size(file: BinaryIO, expected: int) -> None:
 @contextmanager
 def _open_torch(path: Path) -> Iterator[Entries]:
     mapped = zipfile.is_zipfile(path)  # the format of torch since 1.6
+    if mapped:
+        _check_stored(path)
     try:
         with warnings.catch_warnings():  # that the pickle is odd: it is refused, or it is not
             warnings.simplefilter("ignore")
@@ -153,18 +189,53 @@ def _open_torch(path: Path) -> Iterator[Entries]:
     except UnpicklingError as error:
         raise ValueError(_why_not_weights_only(str(error))) from error
     if isinstance(content, Tensor):
-        yield Entries([""], lambda key: content)
+        yield Entries([""], lambda key: _stored(content))
     elif isinstance(content, dict):
         values = {str(key): value for key, value in content.items()}
-        yield Entries(list(values), values.__getitem__)
+        yield Entries(list(values), lambda key: _stored(values[key]))
     else:
         raise ValueError(f"expected a dict or a tensor, got {type(content).__name__}")
+
+
+def _check_stored(path: Path) -> None:
+    """torch.save compresses nothing; torch.load would unpack what is compressed, however large it is."""
+    with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+        for info in archive.infolist():
+            if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
+                raise ValueError(f"expected entries that are not compressed, got {info.filename!r}")
+            _check_size(file, info.header_offset + info.file_size)
+
+
+def _stored(value: Any) -> Any:
+    """A tensor may repeat few values by strides of 0: whatever copies it would need memory for all."""
+    if isinstance(value, Tensor) and value.layout == torch.strided and not (value.is_meta or value.is_nested):
+        stored = value.untyped_storage().nbytes()
+        if value.nbytes > stored:
+            raise ValueError(f"expected {value.nbytes} bytes for its shape, got {stored} stored ones")
+    return value
 
 
 @contextmanager
 def _open_parquet(path: Path) -> Iterator[Entries]:
     with require("pyarrow.parquet", "evaluate").ParquetFile(path) as file:
-        yield Entries(file.schema_arrow.names, lambda key: _from_arrow(file.read(columns=[key])[key]))
+        yield Entries(file.schema_arrow.names, lambda key: _read_parquet(file, key))
+
+
+def _read_parquet(file: Any, key: str) -> NDArray[Any] | list[str]:
+    """A run of one value takes a few bytes in the file, but not in memory."""
+    meta = file.metadata
+    size = 0
+    for group in map(meta.row_group, range(meta.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            if column.path_in_schema.split(".")[0] == key:
+                width = PARQUET_BYTES.get(column.physical_type, 8)
+                size += max(column.num_values * width, column.total_uncompressed_size)
+    check_fits(size)
+    return _from_arrow(file.read(columns=[key])[key])
+
+
+# of a value in memory; of text and others, at least those of an offset
+PARQUET_BYTES = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8}
 
 
 FORMATS = {
@@ -177,7 +248,7 @@ FORMATS = {
 }
 
 
-def _check_start(file: BinaryIO, expected: bytes) -> None:
+def _check_start(file: IO[bytes], expected: bytes) -> None:
     """numpy takes whatever begins otherwise for a pickle, and says so."""
     start = file.read(len(expected))
     if start != expected:
@@ -233,8 +304,9 @@ def check_path(name: str, value: Any) -> Path:
         raise ValueError(f"{path}: expected a file of type {', '.join(FORMATS)}, got {got}")
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file")
-    if path.is_dir():
-        raise ValueError(f"{path}: expected a file, got a directory")
+    if not path.is_file():  # to read a pipe would wait for ever
+        got = "a directory" if path.is_dir() else "a pipe or a device"
+        raise ValueError(f"{path}: expected a file, got {got}")
     return path
 
 
@@ -242,9 +314,9 @@ def entry_name(path: Path, key: str) -> str:
     return f"{path}[{key!r}]" if key else str(path)
 
 
-def _sentence(error: Exception) -> str:
-    """The first sentence of an error of another library."""
-    text = str(error).strip().splitlines()
+def _sentence(error: Exception, where: object) -> str:
+    """The first sentence of an error of another library, without what will be said before it."""
+    text = str(error).strip().removeprefix(f"{where}: ").splitlines()
     first = re.split(r"(?<=\w)\. ", text[0])[0] if text else ""
     named = isinstance(error, LookupError) or not first  # the message alone says nothing
     return f"{type(error).__name__} {first}".strip() if named else first

@@ -6,8 +6,6 @@ labels, confidences, class_names      .npz: class numbers [M], probabilities [M]
 
 from __future__ import annotations
 
-import csv
-import io
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import require
+from .cells import as_cell
 
 RECORD = np.dtype([("label", "<i4"), ("confidence", "<f4")])
 BLOCK = 1 << 16  # rows in memory at once; of .parquet, a row group
@@ -28,6 +27,7 @@ class Predictions(NamedTuple):
     class_names: Sequence[str]
     total: int
     blocks: Callable[[], Iterator[Records]]  # all rows in order, as often as it is called
+    spreadsheet_safe: bool = False  # of .csv
 
 
 def check_format(path: Path) -> None:
@@ -44,7 +44,8 @@ def write_predictions(suffix: str, file: BinaryIO, predictions: Predictions) -> 
 
 def _write_csv(file: BinaryIO, predictions: Predictions) -> None:
     file.write(b"row,label,confidence\n")
-    names = [_quoted(name) for name in predictions.class_names]
+    safe = predictions.spreadsheet_safe
+    names = [as_cell(name, spreadsheet_safe=safe) for name in predictions.class_names]
     row = 0
     for block in predictions.blocks():
         lines = (
@@ -53,13 +54,6 @@ def _write_csv(file: BinaryIO, predictions: Predictions) -> None:
         )
         file.write("".join(lines).encode())
         row += len(block)
-
-
-def _quoted(name: str) -> str:
-    """As a cell of a CSV file."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow([name])
-    return text.getvalue()
 
 
 def _write_npz(file: BinaryIO, predictions: Predictions) -> None:

@@ -44,7 +44,10 @@ def read_tensors(path: Path) -> tuple[Tensors, dict[str, Any]]:
         raise UserError(f"{path}: not written by python_train: it has no description")
     if header["sha256"] != _digest(tensors, header["description"]):
         raise UserError(f"{path}: damaged: its content does not match its hash")
-    return tensors, dict(json.loads(header["description"]))
+    try:
+        return tensors, dict(json.loads(header["description"]))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UserError(f"{path}: not written by python_train: its description is no JSON object") from error
 
 
 def _digest(tensors: Tensors, text: str) -> str:
