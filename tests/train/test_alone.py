@@ -86,6 +86,14 @@ def test_a_second_training_in_the_folder_is_refused(data, tmp_path, size):
     assert not (out / ".lock").exists()
 
 
+def is_running(process: int) -> bool:
+    """Whether it is there, and not only its exit code."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_a_training_that_was_killed_is_no_obstacle(data, tmp_path, workers):
     """Nor are its workers, which were forked and live on for a while. Drafts that it left are removed."""
@@ -94,7 +102,8 @@ def test_a_training_that_was_killed_is_no_obstacle(data, tmp_path, workers):
     killed = start_paused(3, tmp_path, options)
     (out / ".last.safetensors.draft.tmp").touch()
     killed.kill()
-    killed.join()
+    while is_running(killed.pid):  # not join: that waits for the workers, too
+        time.sleep(0.01)
     assert (out / ".lock").exists()
     again = start(options)
     again.join()
