@@ -34,10 +34,11 @@ inline std::string check_layout(const int64_t* offsets,  // [tasks + 1]
              " (task " + number(t) + ")";
   *sizes = BatchSizes();
   for (int64_t t = 0; t < tasks; ++t) {
-    if (classes[t] < 1) return "classes must be >= 1, got " + number(classes[t]) + " (task " + number(t) + ")";
+    if (classes[t] < 1)
+      return "classes must be >= 1, got " + number(classes[t]) + " (task " + number(t) + ")";
     int64_t probs = 0;
-    if (!multiply(offsets[t + 1] - offsets[t], classes[t], &probs) || !add(sizes->probs, probs, &sizes->probs) ||
-        !add(sizes->classes, classes[t], &sizes->classes))
+    if (!multiply(offsets[t + 1] - offsets[t], classes[t], &probs) ||
+        !add(sizes->probs, probs, &sizes->probs) || !add(sizes->classes, classes[t], &sizes->classes))
       return "classes must give sizes below 2^63, got " + number(classes[t]) + " (task " + number(t) + ")";
   }
   return "";

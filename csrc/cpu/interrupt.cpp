@@ -67,8 +67,6 @@ bool run_signal_handlers() {
   return fine;
 }
 
-void Interrupt::stop() const {
-  throw std::runtime_error(std::string(op_) + ": interrupted by a signal");
-}
+void Interrupt::stop() const { throw std::runtime_error(std::string(op_) + ": interrupted by a signal"); }
 
 }  // namespace tim_ext

@@ -86,7 +86,8 @@ void solve(const Batch& batch, const BatchSizes& sizes, bool dual, bool gd) {
   constexpr int64_t kMost = 4096;  // what a result may have here; larger ones are not asked for
   const int64_t samples = batch.offsets[batch.tasks];
   const bool wanted = sizes.probs <= kMost && sizes.classes <= kMost;
-  std::vector<float> probs(size_t(wanted ? sizes.probs : 0)), weights(size_t(wanted ? sizes.classes * batch.dim : 0));
+  std::vector<float> probs(size_t(wanted ? sizes.probs : 0)),
+      weights(size_t(wanted ? sizes.classes * batch.dim : 0));
   const size_t tasks = size_t(batch.tasks);
   std::vector<int64_t> predictions(static_cast<size_t>(samples)), iterations(tasks), status(3 * tasks);
   Outputs out;

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_operators import ADM, FEATURES, GD, LABELS, PRIOR, TERMS, WEIGHTS, samples, solve_arguments
+from helpers.operator_calls import ADM, FEATURES, GD, LABELS, PRIOR, TERMS, WEIGHTS, samples, solve_arguments
 
 import tim_ext
 
@@ -55,7 +55,7 @@ def test_sizes_that_wrap_are_refused(own, changed, sentence):
     name = "adm_solve: " if own is ADM else "gd_solve: "
     with pytest.raises(RuntimeError) as raised:
         solve(own, **changed)
-    assert str(raised.value).startswith(name)
+    assert name in str(raised.value)
     assert sentence in str(raised.value)
 
 
@@ -73,7 +73,12 @@ def test_more_classes_than_samples_cost_no_memory(own, count):
     ("name", "arguments", "options", "word"),
     [
         ("distance_softmax", (torch.zeros(4, 2**31, 0), torch.zeros(4, 2**31, 0), 1.0), {}, "one column"),
-        ("distance_softmax", (torch.zeros(2**40, 0, 1), torch.zeros(2**40, 2, 0)[..., :1], 1.0), {}, "weights"),
+        (
+            "distance_softmax",
+            (torch.zeros(2**40, 0, 1), torch.zeros(2**40, 2, 0)[..., :1], 1.0),
+            {},
+            "weights",
+        ),
         ("gd_gradient", (torch.zeros(2**40, 0, 5), torch.zeros(2**40, 0, 5)), TERMS, "weights"),
         ("gd_gradient", (torch.zeros(3, 0, 11), WEIGHTS.float()), TERMS, "every task needs a support sample"),
     ],

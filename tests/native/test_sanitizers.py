@@ -1,7 +1,7 @@
 """The torch-free core under sanitizers, on random tasks (driver.cpp).
 
-AddressSanitizer and UndefinedBehaviorSanitizer in one build; ThreadSanitizer in another, with threads of its own:
-torch's pool is built without it, so that it would not see how torch's threads wait for each other.
+AddressSanitizer and UndefinedBehaviorSanitizer in one build; ThreadSanitizer in another, with threads of its
+own: torch's pool is built without it, so that it would not see how torch's threads wait for each other.
 """
 
 from __future__ import annotations

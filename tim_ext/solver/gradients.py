@@ -1,4 +1,4 @@
-"""The backward of distance_softmax and of the loss of gd_gradient, by features z and weights w.
+"""The backward of distance_softmax and gd_gradient, by features z and weights w.
 
 Both pass through the logits l_ik = -tau/2 ||w_k - z_i||^2. With s_ik = dF/dl_ik, whose rows sum to 0 because
 a softmax ignores a constant per row:
@@ -24,15 +24,9 @@ register_autograd: Any = torch.library.register_autograd
 DIFFERENTIABLE = ("distance_softmax", "gd_gradient")
 
 
-def through_logits(
-    ctx: Any, s: Tensor, z: Tensor, w: Tensor, temperature: float
-) -> tuple[Tensor | None, Tensor | None]:
-    """dF/dz [T, N, d] and dF/dw [T, K, d] from s [T, N, K], where they are needed."""
-    by_z, by_w = ctx.needs_input_grad[:2]
-    return (
-        temperature * (s @ w) if by_z else None,
-        temperature * (s.mT @ z - s.sum(dim=1)[..., None] * w) if by_w else None,
-    )
+def through_logits(s: Tensor, z: Tensor, w: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """dF/dz [T, N, d] and dF/dw [T, K, d] from s [T, N, K]."""
+    return temperature * (s @ w), temperature * (s.mT @ z - s.sum(dim=1)[..., None] * w)
 
 
 # distance_softmax ---------------------------------------------------------------------------------
@@ -54,7 +48,7 @@ def softmax_backward(
         s = s + p * (of_probs - (p * of_probs).sum(dim=-1, keepdim=True))
     if of_log_probs is not None:
         s = s + of_log_probs - p * of_log_probs.sum(dim=-1, keepdim=True)
-    return (*through_logits(ctx, s, z, w, ctx.temperature), None)
+    return (*through_logits(s, z, w, ctx.temperature), None)
 
 
 # gd_gradient --------------------------------------------------------------------------------------
@@ -77,20 +71,24 @@ def keep_loss(
 def loss_backward(
     ctx: Any, of_loss: Tensor | None, of_terms: Tensor | None, of_gradient: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, None, None]:
-    """Of L = lam CE - m M + alpha H and of its terms CE, M, H, each [T]."""
-    if of_gradient is not None:
-        raise RuntimeError(
-            "gd_gradient: expected a derivative of loss or terms, got one of gradient, which has none; "
-            "differentiate the loss twice instead"
-        )
+    """Of L = lam CE - m M + alpha H [T], of its terms CE, M, H [T, 3] and of dL/dw [T, K, d]."""
     z, w, labels, prior = ctx.saved_tensors
+    tau, order = ctx.options["temperature"], ctx.options["entropy_order"]
     lam, alpha, m = (ctx.options[name] for name in ("lam", "alpha", "marginal_weight"))
+    weights = z.new_tensor([lam, -m, alpha])
     outer = z.new_zeros(len(z), 3) if of_terms is None else of_terms
     if of_loss is not None:
-        outer = outer + of_loss[:, None] * z.new_tensor([lam, -m, alpha])
-    tau, order = ctx.options["temperature"], ctx.options["entropy_order"]
-    s = loss_by_logits(z, w, labels, prior, tau, order, outer)
-    return (*through_logits(ctx, s, z, w, tau), None, None)
+        outer = outer + of_loss[:, None] * weights
+    by_z, by_w = through_logits(loss_by_logits(z, w, labels, prior, tau, order, outer), z, w, tau)
+    if of_gradient is not None:
+        again = torch.is_grad_enabled()
+        with torch.enable_grad():
+            z, w = (x if x.requires_grad else x.detach().requires_grad_() for x in (z, w))
+            s = loss_by_logits(z, w, labels, prior, tau, order, weights.expand(len(z), 3))
+            _, gradient = through_logits(s, z, w, tau)
+            more = torch.autograd.grad(gradient, (z, w), of_gradient, create_graph=again)
+        by_z, by_w = by_z + more[0], by_w + more[1]
+    return by_z, by_w, None, None
 
 
 def loss_by_logits(

@@ -21,10 +21,10 @@ namespace TIM_ISA {
 // Memory of the caller that outlives the passes, where the softmax and the weighted pass are separate calls.
 template <class T>
 struct Kept {
-  T* logits = nullptr;      // log p of every block
-  T* before = nullptr;      // p of every block at the weights before, or null
-  bool all = false;         // the two above are used
-  int64_t max_chunks = 0;   // into which the samples are cut; 0: as many as chunks_of
+  T* logits = nullptr;     // log p of every block
+  T* before = nullptr;     // p of every block at the weights before, or null
+  bool all = false;        // the two above are used
+  int64_t max_chunks = 0;  // into which the samples are cut; 0: as many as chunks_of
 };
 
 // Into how many chunks a whole task is cut at most. Each has an A [K, d] of its own: 32 of them where they are small,
