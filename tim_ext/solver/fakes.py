@@ -96,7 +96,7 @@ def fake_shard_classify(
     return p, labels.new_empty((n,)), features.new_empty((n,), dtype=dtype), labels.new_empty((3,))
 
 
-FAKES = {
+FAKES: dict[str, Callable[..., Any]] = {
     "adm_solve": fake_solve,
     "gd_solve": fake_solve,
     "distance_softmax": fake_distance_softmax,

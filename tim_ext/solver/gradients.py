@@ -114,7 +114,8 @@ def loss_by_logits(
     on_support = y.sum(dim=-1, keepdim=True) * p - y
     v = -order * (marginal * p * log_of_order(log_phat, order) + conditional * x_log(log_p, order))
     on_query = query * (v - p * v.sum(dim=-1, keepdim=True))
-    return cross / supports * on_support + on_query / queries
+    s: Tensor = cross / supports * on_support + on_query / queries
+    return s
 
 
 def log_of_order(log_x: Tensor, order: float) -> Tensor:
