@@ -64,10 +64,12 @@ STABLE_TORCH_LIBRARY(tim_ext, m) {
   m.def(
       "w_update(Tensor features, Tensor weights, Tensor probs, Tensor assignments, Tensor labels, "
       "float lam, float alpha, float beta) -> Tensor weights");
+  // distance_softmax and gd_gradient can be differentiated by features and weights (tim_ext/solver/gradients.py); the
+  // other operators refuse a tensor that requires a gradient.
   // Loss [T], its terms [T, 3] (cross entropy, marginal entropy, conditional entropy) and dL/dW [T, K, d].
   m.def(
-      "gd_gradient(Tensor features, Tensor weights, Tensor labels, *, float lam, float alpha, "
-      "float temperature, float marginal_weight, float entropy_order=1.0, Tensor? class_prior=None) -> "
+      "gd_gradient(Tensor features, Tensor weights, Tensor labels, Tensor? class_prior=None, *, float lam, "
+      "float alpha, float temperature, float marginal_weight, float entropy_order=1.0) -> "
       "(Tensor loss, Tensor terms, Tensor gradient)");
 
   // The halves of an iteration on a part of one task, for tim_ext.distributed: the part's samples

@@ -2,6 +2,7 @@
 // the tensors that results go into. A device gives  solve(batch, params, outputs, features).
 #pragma once
 
+#include "common/sizes.h"
 #include "common/tensors.h"
 
 namespace tim_ext {
@@ -43,23 +44,15 @@ inline Batch check_batch(const char* op,
   batch.offsets = offsets.const_data_ptr<int64_t>();
   batch.classes = classes.const_data_ptr<int64_t>();
   batch.tasks = tasks;
-  int64_t probs_needed = 0, all_classes = 0;
-  STD_TORCH_CHECK(batch.offsets[0] == 0 && batch.offsets[tasks] == samples, op,
-                  ": offsets must run from 0 to the number of labels (", samples, ")");
-  for (int64_t t = 0; t < tasks; ++t) {
-    const int64_t n = batch.offsets[t + 1] - batch.offsets[t];
-    STD_TORCH_CHECK(n >= 0, op, ": offsets must not decrease (task ", t, ")");
-    STD_TORCH_CHECK(batch.classes[t] >= 1, op, ": classes must be >= 1, got ", batch.classes[t], " (task ", t,
-                    ")");
-    probs_needed += n * batch.classes[t];
-    all_classes += batch.classes[t];
-  }
-  STD_TORCH_CHECK(probs_size == 0 || probs_size == probs_needed, op, ": probs_size must be 0 or ",
-                  probs_needed, ", got ", probs_size);
-  STD_TORCH_CHECK(weights_rows == 0 || weights_rows == all_classes, op, ": weights_rows must be 0 or ",
-                  all_classes, ", got ", weights_rows);
+  BatchSizes sizes;
+  const std::string wrong = check_layout(batch.offsets, batch.classes, tasks, samples, &sizes);
+  STD_TORCH_CHECK(wrong.empty(), op, ": ", wrong);
+  STD_TORCH_CHECK(probs_size == 0 || probs_size == sizes.probs, op, ": probs_size must be 0 or ", sizes.probs,
+                  ", got ", probs_size);
+  STD_TORCH_CHECK(weights_rows == 0 || weights_rows == sizes.classes, op, ": weights_rows must be 0 or ",
+                  sizes.classes, ", got ", weights_rows);
   if (class_prior) {
-    check_tensor(op, "class_prior", *class_prior, ScalarType::Double, {all_classes});
+    check_tensor(op, "class_prior", *class_prior, ScalarType::Double, {sizes.classes});
     batch.class_prior = class_prior->const_data_ptr<double>();
     check_prior(op, *class_prior);
   }
@@ -98,7 +91,8 @@ SolveResult solve_operator(const char* op, Solve<Params> solve, const Params& pa
                            const std::optional<Tensor>& rows, const Tensor& labels, const Tensor& offsets,
                            const Tensor& classes, const std::optional<Tensor>& class_prior,
                            int64_t probs_size, int64_t weights_rows, bool history) {
-  STD_TORCH_CHECK(params.iterations >= 0, op, ": iterations must be >= 0, got ", params.iterations);
+  STD_TORCH_CHECK(params.iterations >= 0 && params.iterations <= kMostIterations, op,
+                  ": iterations must be >= 0 and at most 2^53, got ", params.iterations);
   const Batch batch =
       check_batch(op, features, rows, labels, offsets, classes, class_prior, probs_size, weights_rows);
   const SolveResult result =

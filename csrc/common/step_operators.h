@@ -14,6 +14,8 @@ inline StepShape check_features(const char* op, const Tensor& features, const Te
   check_tensor(op, "weights", weights, features.scalar_type(), {features.size(0), -1, features.size(2)},
                &features);
   STD_TORCH_CHECK(weights.size(1) > 0, op, ": weights must hold at least one class, got ", shape_of(weights));
+  STD_TORCH_CHECK(features.size(2) > 0, op, ": features must have at least one column, got ",
+                  shape_of(features));
   StepShape s;
   s.tasks = features.size(0);
   s.samples = features.size(1);
@@ -121,9 +123,9 @@ template <class Device>
 std::tuple<Tensor, Tensor, Tensor> gd_gradient_operator(const Tensor& features,  // [T, N, d]
                                                         const Tensor& weights,   // [T, K, d]
                                                         const Tensor& labels,    // [T, N]
+                                                        const std::optional<Tensor>& class_prior,  // [T, K]
                                                         double lam, double alpha, double temperature,
-                                                        double marginal_weight, double entropy_order,
-                                                        const std::optional<Tensor>& class_prior) {  // [T, K]
+                                                        double marginal_weight, double entropy_order) {
   const char* op = "gd_gradient";
   GdParams p;
   p.lam = lam;
@@ -137,6 +139,8 @@ std::tuple<Tensor, Tensor, Tensor> gd_gradient_operator(const Tensor& features, 
     check_tensor(op, "class_prior", *class_prior, ScalarType::Double, {s.tasks, s.classes});
     check_prior(op, *class_prior);
   }
+  STD_TORCH_CHECK(s.tasks == 0 || s.samples > 0, op, ": every task needs a support sample, got features ",
+                  shape_of(features));
   std::vector<int64_t> offsets;
   for (int64_t t = 0; t <= s.tasks; ++t) offsets.push_back(t * s.samples);
   const std::vector<int64_t> classes(size_t(s.tasks), s.classes);

@@ -14,10 +14,32 @@
 #include <tuple>
 #include <vector>
 
+#include "common/sizes.h"
+
 namespace tim_ext {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
+
+inline std::string shape_of(const std::vector<int64_t>& sizes) {
+  std::string s = "[";
+  for (size_t i = 0; i < sizes.size(); ++i) s += (i ? ", " : "") + std::to_string(sizes[i]);
+  return s + "]";
+}
+inline std::string shape_of(const Tensor& t) {
+  std::vector<int64_t> sizes;
+  for (int64_t i = 0; i < t.dim(); ++i) sizes.push_back(t.size(i));
+  return shape_of(sizes);
+}
+
+// Whether autograd follows a tensor: then a view of it is no leaf of the graph. (The stable ABI has no getter.)
+inline bool is_followed(const Tensor& t) {
+  if (!aoti_torch_grad_mode_is_enabled()) return false;
+  StableIValue stack[1] = {torch::stable::detail::from(t)};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::alias", "", stack, TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::is_leaf", "", stack, TORCH_ABI_VERSION));
+  return !torch::stable::detail::to<bool>(stack[0]);
+}
 
 // A new tensor on the device of `like`. The types of results go by torch's C functions: torch::stable::new_empty looks its
 // operator up by name each time, which the six results of one small task notice.
@@ -37,7 +59,13 @@ inline Tensor new_tensor(const Tensor& like, const std::vector<int64_t>& shape, 
       return torch::stable::new_empty(like, shape, dtype);
   }
   std::vector<int64_t> strides(shape.size(), 1);
-  for (size_t i = shape.size(); i-- > 1;) strides[i - 1] = strides[i] * (shape[i] > 0 ? shape[i] : 1);
+  int64_t size = 1;
+  bool fits = true;
+  for (size_t i = shape.size(); i-- > 0;) {
+    strides[i] = size;
+    fits = fits && multiply(size, shape[i] > 0 ? shape[i] : 1, &size);
+  }
+  STD_TORCH_CHECK(fits, "tim_ext: a result of shape ", shape_of(shape), " is too large");
   int32_t device = 0, index = 0;
   AtenTensorHandle handle = nullptr;
   const bool made = aoti_torch_get_device_type(like.get(), &device) == 0 &&
@@ -46,12 +74,6 @@ inline Tensor new_tensor(const Tensor& like, const std::vector<int64_t>& shape, 
                                              device, index, &handle) == 0;
   STD_TORCH_CHECK(made, "tim_ext: torch could not allocate a result");
   return Tensor(handle);
-}
-
-inline std::string shape_of(const Tensor& t) {
-  std::string s = "[";
-  for (int64_t i = 0; i < t.dim(); ++i) s += (i ? ", " : "") + std::to_string(t.size(i));
-  return s + "]";
 }
 
 // Refuses a tensor that is not a contiguous `dtype` tensor of the given shape (-1: any size), on the device of `like` or,
@@ -74,6 +96,9 @@ inline void check_tensor(const char* op, const char* name, const Tensor& t, Scal
   STD_TORCH_CHECK(in_place, op, ": ", name, " must be on ",
                   like == nullptr ? "the CPU" : "the device of the other arguments");
   STD_TORCH_CHECK(t.is_contiguous(), op, ": ", name, " must be contiguous");
+  const bool floating = dtype != ScalarType::Long;  // integers have no gradient
+  STD_TORCH_CHECK(!floating || !is_followed(t), op, ": ", name, " must not require a gradient, as ", op,
+                  " has none for it; pass ", name, ".detach()");
 }
 
 inline void check_floating(const char* op, const char* name, const Tensor& t) {

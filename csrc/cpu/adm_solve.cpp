@@ -1,13 +1,15 @@
 // adm_solve on the CPU; the work is in core/adm.cpp.
 #include "common/solve_operators.h"
 #include "cpu/core/core.h"
+#include "cpu/interrupt.h"
 #include "cpu/team.h"
 
 namespace tim_ext {
 namespace {
 
 void solve(const Batch& batch, const AdmParams& params, const Outputs& outputs, const Tensor&) {
-  adm_solve(batch, params, outputs, torch_team());
+  Interrupt interrupt("adm_solve");
+  adm_solve(batch, params, outputs, interrupt.asking(torch_team()));
 }
 
 }  // namespace

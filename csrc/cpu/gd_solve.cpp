@@ -1,13 +1,15 @@
 // gd_solve on the CPU; the work is in core/gd.cpp.
 #include "common/solve_operators.h"
 #include "cpu/core/core.h"
+#include "cpu/interrupt.h"
 #include "cpu/team.h"
 
 namespace tim_ext {
 namespace {
 
 void solve(const Batch& batch, const GdParams& params, const Outputs& outputs, const Tensor&) {
-  gd_solve(batch, params, outputs, torch_team());
+  Interrupt interrupt("gd_solve");
+  gd_solve(batch, params, outputs, interrupt.asking(torch_team()));
 }
 
 }  // namespace

@@ -36,7 +36,10 @@ struct ShardPart {
   void check_scale(const Tensor& scale) const { check_tensor(op, "scale", scale, real(), {samples()}); }
   // log p or p, in the blocks of kernels/passes-inl.h.
   void check_kept(const char* name, const Tensor& kept) const {
-    check_tensor(op, name, kept, real(), {shard_lanes(samples()) * classes[0]});
+    int64_t size = 0;
+    STD_TORCH_CHECK(multiply(shard_lanes(samples()), classes[0], &size), op, ": ", samples(), " samples of ",
+                    classes[0], " classes are too many");
+    check_tensor(op, name, kept, real(), {size});
   }
   void check_labels() const {
     STD_TORCH_CHECK(status[0] != int64_t(Status::label_out_of_range), op, ": labels must be below ",

@@ -19,6 +19,7 @@ void for_pieces(const StepShape& shape, int64_t pieces, F body) {
     Buffer work;
     body(i / pieces, i % pieces, work.at_least(kernels<T>().step_workspace(shape)));
   };
+  if (shape.samples == 0 && shape.dim == 0) return;  // q of no sample: nothing to write, whatever T is
   const Team team = torch_team();
   team.parallel(shape.tasks * pieces, [](void* f, int64_t i) { (*static_cast<decltype(one)*>(f))(i); }, &one);
 }

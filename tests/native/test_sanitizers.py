@@ -1,4 +1,8 @@
-"""The torch-free core under AddressSanitizer and UndefinedBehaviorSanitizer, on random tasks (driver.cpp)."""
+"""The torch-free core under sanitizers, on random tasks (driver.cpp).
+
+AddressSanitizer and UndefinedBehaviorSanitizer in one build; ThreadSanitizer in another, with threads of its
+own: torch's pool is built without it, so that it would not see how torch's threads wait for each other.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,10 @@ import pytest
 from helpers.paths import ROOT
 
 FLAGS = ["-std=c++17", "-g1", "-O1", "-fno-math-errno", "-fno-trapping-math", "-fno-sanitize-recover=all"]
-SANITIZERS = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer"]
+SANITIZERS = {
+    "memory": ["-fsanitize=address,undefined", "-fno-omit-frame-pointer"],
+    "threads": ["-fsanitize=thread", "-fno-omit-frame-pointer"],
+}
 
 pytestmark = [
     pytest.mark.slow,
@@ -20,7 +27,7 @@ pytestmark = [
 ]
 
 
-def build(folder: Path) -> Path:
+def build(folder: Path, flags: list[str]) -> Path:
     core = [source for room in ("core", "kernels") for source in (ROOT / "csrc/cpu" / room).glob("*.cpp")]
     sources = [ROOT / "tests/sanitizers/driver.cpp", *core]
 
@@ -29,7 +36,7 @@ def build(folder: Path) -> Path:
         command = [
             "g++",
             *FLAGS,
-            *SANITIZERS,
+            *flags,
             f"-I{ROOT / 'csrc'}",
             "-c",
             str(source),
@@ -41,18 +48,20 @@ def build(folder: Path) -> Path:
 
     with ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(compile_one, sources))
-    subprocess.run(["g++", *SANITIZERS, *objects, "-pthread", "-o", str(folder / "driver")], check=True)
+    subprocess.run(["g++", *flags, *objects, "-pthread", "-o", str(folder / "driver")], check=True)
     return folder / "driver"
 
 
 @pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    return build(tmp_path_factory.mktemp("sanitizers"))
+def drivers(tmp_path_factory):
+    return {name: build(tmp_path_factory.mktemp(name), flags) for name, flags in SANITIZERS.items()}
 
 
 @pytest.mark.parametrize("capability", ["avx2", "baseline"])
-def test_core_is_clean(driver, capability):
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+def test_core_is_clean(drivers, sanitizer, capability):
     environment = {**os.environ, "TIM_EXT_CPU_CAPABILITY": capability}
-    run = subprocess.run([driver, "0", "300"], capture_output=True, text=True, env=environment, timeout=900)
+    command = [drivers[sanitizer], "0", "300"]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
     assert run.returncode == 0, run.stderr[-4000:]
     assert "300 batches" in run.stdout

@@ -1,10 +1,13 @@
-// Runs the torch-free core on random tasks, for AddressSanitizer and UndefinedBehaviorSanitizer; every buffer has
-// exactly the size that the contract names. Also compares the dual form with the primal one where it is float64.
+// Runs the torch-free core on random tasks, for AddressSanitizer and UndefinedBehaviorSanitizer, or ThreadSanitizer; every
+// buffer has exactly the size that the contract names. Also compares the dual form with the primal one where it is float64,
+// and ends calls early.
 // Usage: driver SEED TASKS
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <random>
 #include <thread>
 #include <vector>
@@ -17,9 +20,32 @@ namespace {
 
 void run_on_threads(int64_t n, void (*body)(void*, int64_t), void* context) {
   std::vector<std::thread> threads;
-  for (int64_t i = 0; i < n; ++i) threads.emplace_back(body, context, i);
+  std::vector<std::exception_ptr> ended(static_cast<size_t>(n));
+  for (int64_t i = 0; i < n; ++i)
+    threads.emplace_back([&, i] {
+      try {
+        body(context, i);
+      } catch (...) {
+        ended[size_t(i)] = std::current_exception();
+      }
+    });
   for (auto& thread : threads) thread.join();
+  for (const std::exception_ptr& error : ended)
+    if (error) std::rethrow_exception(error);
 }
+
+// Ends a call after some pauses, on every thread, as an interrupt does.
+struct Stopped {};
+struct Stopper {
+  std::atomic<int64_t> pauses_left;
+  Team asking(Team team) {
+    team.pause = [](void* self) {
+      if (--static_cast<Stopper*>(self)->pauses_left < 0) throw Stopped();
+    };
+    team.asked = this;
+    return team;
+  }
+};
 
 struct Result {
   std::vector<char> probs, weights, history;
@@ -122,6 +148,11 @@ int run(int seed) {
     params.normalize = true;
     params.form = form;
     results.emplace_back(real, samples, entries, all_classes, dim, tasks, rounds);
+    Stopper stopper{{pick(0, 12)}};
+    try {
+      adm_solve(batch, params, results.back().outputs(), stopper.asking(team));
+    } catch (const Stopped&) {
+    }
     adm_solve(batch, params, results.back().outputs(), team);
     for (int64_t t = 0; t < tasks; ++t)
       if (results.back().status[size_t(3 * t)] != 0) return fail("a task was refused", seed);

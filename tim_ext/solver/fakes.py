@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .gradients import DIFFERENTIABLE
+
 register_fake: Any = torch.library.register_fake  # untyped in torch
+torch_ops: Any = torch.ops
 
 
 def fake_solve(
@@ -51,7 +56,11 @@ def fake_w_update(features: Tensor, weights: Tensor, *others: object) -> Tensor:
 
 
 def fake_gd_gradient(
-    features: Tensor, weights: Tensor, labels: Tensor, **hyper_parameters: object
+    features: Tensor,
+    weights: Tensor,
+    labels: Tensor,
+    class_prior: Tensor | None = None,
+    **hyper_parameters: object,
 ) -> tuple[Tensor, Tensor, Tensor]:
     tasks = features.shape[0]
     return features.new_empty((tasks,)), features.new_empty((tasks, 3)), weights.new_empty(weights.shape)
@@ -87,7 +96,7 @@ def fake_shard_classify(
     return p, labels.new_empty((n,)), features.new_empty((n,), dtype=dtype), labels.new_empty((3,))
 
 
-FAKES = {
+FAKES: dict[str, Callable[..., Any]] = {
     "adm_solve": fake_solve,
     "gd_solve": fake_solve,
     "distance_softmax": fake_distance_softmax,
@@ -102,7 +111,35 @@ FAKES = {
 }
 
 
+ON_CPU = ("offsets", "classes", "class_prior")  # whatever the device of the other tensors
+
+
+def checked(operator: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """What the kernels check of devices and gradients, as a call with a `meta` tensor never reaches them."""
+    schema = getattr(torch_ops.tim_ext, operator).default._schema
+    names = [argument.name for argument in schema.arguments]
+
+    @wraps(fake)
+    def check_and_fake(*arguments: Any, **options: Any) -> Any:
+        given = {**dict(zip(names, arguments, strict=False)), **options}
+        tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+        device = next(iter(tensors.values())).device
+        for name, tensor in tensors.items():
+            if tensor.device != device and not (name in ON_CPU and tensor.device.type == "cpu"):
+                raise RuntimeError(
+                    f"{operator}: {name} must be on the device of {names[0]} ({device}), got {tensor.device}"
+                )
+            if operator not in DIFFERENTIABLE and tensor.requires_grad and torch.is_grad_enabled():
+                raise RuntimeError(
+                    f"{operator}: {name} must not require a gradient, as {operator} has none for it; "
+                    f"pass {name}.detach()"
+                )
+        return fake(*arguments, **options)
+
+    return check_and_fake
+
+
 def register_fakes() -> None:
     """Once the library with the operators is loaded."""
     for operator, fake in FAKES.items():
-        register_fake(f"tim_ext::{operator}", fake)
+        register_fake(f"tim_ext::{operator}", checked(operator, fake))

@@ -13,6 +13,7 @@ import torch
 
 from ..version import OLDEST_TORCH
 from .fakes import register_fakes
+from .gradients import register_gradients
 
 torch_ops: Any = torch.ops  # untyped in torch
 
@@ -61,7 +62,22 @@ def require(device: torch.device) -> None:
         raise ImportError(f"features are on {device}, but {cuda_failure}")
 
 
+def call(operator: str, *arguments: Any, **options: Any) -> Any:
+    """An operator that a signal may interrupt: then raises what the handler of the signal raised.
+
+    torch knows only RuntimeError (csrc/cpu/interrupt.cpp). Python itself raises the other one, here or in
+    what comes next, as soon as it calls anything: outside of `except`, so as not to name both.
+    """
+    try:
+        return getattr(torch_ops.tim_ext, operator)(*arguments, **options)
+    except RuntimeError as error:
+        failure = error
+    str(failure)
+    raise failure
+
+
 cpu_failure = load_library("_C")
 cuda_failure = load_cuda_library()
 if cpu_failure is None:
     register_fakes()
+    register_gradients()

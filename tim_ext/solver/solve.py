@@ -142,7 +142,8 @@ def _solve(
     )
     native.require(batch.features.device)
     sizes, counts = batch.sizes, batch.counts
-    *flat, status = getattr(native.torch_ops.tim_ext, operator)(
+    *flat, status = native.call(
+        operator,
         batch.features,
         batch.rows,
         batch.labels,

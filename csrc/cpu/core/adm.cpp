@@ -47,6 +47,7 @@ void solve(const Batch& batch, const AdmParams& params, const Outputs& out, cons
         const Kernels<T>& k = kernels<T>();
         // By the samples that count: padding must not change the result.
         const bool dual = choose(task.samples(), task.classes).dual;
+        if (dual) check_product(task.samples(), task.samples());  // G
         void* work = worker.solver.at_least((dual ? k.dual_workspace : k.primal_workspace)(task, params));
         (dual ? k.dual : k.primal)(task, params, scale, mine, inner, work);
       });

@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <limits>
+#include <new>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 #include "cpu/core/buffer.h"
@@ -29,6 +32,11 @@ inline bool refuse(int64_t* status, Status code, int64_t position, int64_t value
   return false;
 }
 
+// Arrays of a x b numbers, of which a workspace is made, must have sizes that fit int64: no machine holds 2^55 numbers.
+inline void check_product(int64_t a, int64_t b) {
+  if (double(a) * double(b) > 0x1p55) throw std::bad_alloc();
+}
+
 // Samples of task t in solver order, or the reason to refuse it in status[3]. Classes may lack support.
 template <class T>
 bool order_samples(const Batch& batch, int64_t t, int64_t classes_before, Worker<T>& w, Task& task,
@@ -37,7 +45,8 @@ bool order_samples(const Batch& batch, int64_t t, int64_t classes_before, Worker
   w.rows.clear();
   w.position.clear();
   w.labels.clear();
-  w.seen.assign(static_cast<size_t>(K), 0);
+  // One of the first n + 1 classes lacks support if there are so many: no need to look at more.
+  w.seen.assign(static_cast<size_t>(K <= n ? K : n + 1), 0);
   int64_t support = 0;
   for (bool queries : {false, true}) {
     for (int64_t i = 0; i < n; ++i) {
@@ -51,7 +60,7 @@ bool order_samples(const Batch& batch, int64_t t, int64_t classes_before, Worker
       w.labels.push_back(static_cast<int32_t>(label));
       if (!queries) {
         ++support;
-        w.seen[static_cast<size_t>(label)] = 1;
+        if (label <= n) w.seen[static_cast<size_t>(label)] = 1;
       }
     }
   }
@@ -74,8 +83,10 @@ bool arrange(const Batch& batch, int64_t t, int64_t classes_before, Worker<T>& w
              int64_t* status) {
   if (!order_samples(batch, t, classes_before, w, task, status)) return false;
   if (task.support == 0) return refuse(status, Status::no_support, -1, 0);
-  for (int64_t k = 0; k < task.classes; ++k)
-    if (!w.seen[static_cast<size_t>(k)]) return refuse(status, Status::class_without_support, -1, k);
+  for (size_t k = 0; k < w.seen.size(); ++k)
+    if (!w.seen[k]) return refuse(status, Status::class_without_support, -1, int64_t(k));
+  check_product(task.samples(), task.classes);
+  check_product(task.classes, task.dim);
   return true;
 }
 
@@ -107,7 +118,7 @@ struct Place {
 };
 
 // work(place, worker, team) for every task of the batch. cost(n, K) is in multiply-adds, done in `rounds` rounds
-// between which the threads of a team would wait for each other.
+// between which the threads of a team would wait for each other. The team pauses between tasks and within long ones.
 template <class T, class Cost, class Work>
 void for_tasks(const Batch& batch, const Team& team, int64_t rounds, Cost cost, Work work) {
   const int64_t tasks = batch.tasks;
@@ -143,12 +154,34 @@ void for_tasks(const Batch& batch, const Team& team, int64_t rounds, Cost cost, 
     for (; next < order.size() && cost_of(order[next]) > share; ++next) work(order[next], worker, team);
   }
   // ... the others side by side, the heaviest first.
-  const Team alone = {1, nullptr};
+  constexpr double kLong = 1e8;  // multiply-adds: some milliseconds
+  const Team quick = {1, nullptr}, patient = {1, nullptr, team.pause, team.asked};
   const int64_t workers = std::min<int64_t>(team.threads, tasks - static_cast<int64_t>(next));
+  const bool waits = team.pause && workers > 1 && cost_of(order[next]) > kLong;
   std::atomic<size_t> taken{next};
-  auto loop = [&] {
+  std::atomic<int64_t> busy{0};
+  auto take_tasks = [&] {
     Worker<T> worker;
-    for (size_t i; (i = taken.fetch_add(1)) < order.size();) work(order[i], worker, alone);
+    for (size_t i; (i = taken.fetch_add(1)) < order.size();) {
+      if (team.pause) team.pause(team.asked);
+      work(order[i], worker, cost_of(order[i]) > kLong ? patient : quick);
+    }
+  };
+  auto loop = [&] {
+    struct Busy {
+      std::atomic<int64_t>& count;
+      explicit Busy(std::atomic<int64_t>& c) : count(c) { ++count; }
+      ~Busy() { --count; }
+    };
+    {
+      const Busy busy_here(busy);
+      take_tasks();
+    }
+    // Signals reach the calling thread alone: it must not sleep where it cannot be asked.
+    while (waits && busy > 0) {
+      team.pause(team.asked);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
   };
   if (workers > 1)
     team.parallel(workers, [](void* l, int64_t) { (*static_cast<decltype(loop)*>(l))(); }, &loop);

@@ -13,9 +13,14 @@ namespace tim_ext {
 
 // How to run n independent pieces of work: body(context, i) for i in 0 .. n - 1.
 // Pieces never communicate, so any order and any number of threads gives the same bits.
+//
+// pause(asked), unless null, is called every so often where a solve can end early: between its iterations, between tasks, and
+// while a thread waits for the others; on any thread of the team. What it throws ends the call, on all threads.
 struct Team {
   int threads;
   void (*parallel)(int64_t n, void (*body)(void*, int64_t), void* context);
+  void (*pause)(void* asked) = nullptr;
+  void* asked = nullptr;
 };
 
 void adm_solve(const Batch& batch, const AdmParams& params, const Outputs& outputs, const Team& team);

@@ -9,7 +9,7 @@ void solve(const Batch& batch, const GdParams& params, const Outputs& out, const
   solve_batch<T>(
       batch, params.iterations, params.normalize, out, team,
       [&](int64_t n, int64_t classes) {
-        return double(params.iterations) * double(2 * n * batch.dim) * double(classes);
+        return double(params.iterations) * 2 * double(n) * double(batch.dim) * double(classes);
       },
       [&](const Task& task, const T* scale, const TaskOutputs<T>& mine, Worker<T>& worker,
           const Team& inner) {
@@ -22,7 +22,8 @@ template <class T>
 void differentiate(const Batch& batch, const GdParams& params, const Gradient& out, const Team& team) {
   const GdCoefficients<T> c = gd_coefficients<T>(params);
   for_tasks<T>(
-      batch, team, 1, [&](int64_t n, int64_t classes) { return double(2 * n * batch.dim) * double(classes); },
+      batch, team, 1,
+      [&](int64_t n, int64_t classes) { return 2 * double(n) * double(batch.dim) * double(classes); },
       [&](const Place& place, Worker<T>& worker, const Team& inner) {
         const int64_t t = place.task, at = place.classes_before * batch.dim;
         TaskGradient<T> mine;

@@ -51,6 +51,7 @@ class Dual {
     arena = pack.used() > result.used() ? pack : result;
   }
   const Coefficients<T>& coefs() const { return c_; }
+  const Team& team() const { return team_; }
 
   void prepare() {
     gram();
@@ -169,6 +170,7 @@ class Dual {
   void gram() {
     const int64_t n = panels();
     for (int64_t c0 = 0; c0 < task_.dim; c0 += kChunk) {
+      pause(team_);
       const int64_t columns = task_.dim - c0 < kChunk ? task_.dim - c0 : kChunk;
       run(team_, n, [&](int64_t j) {
         int64_t first, width;

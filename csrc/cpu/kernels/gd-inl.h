@@ -153,6 +153,7 @@ class Gd : public PrimalPasses<T> {
     const int64_t planned = this->task_.query > 0 ? params_.iterations : 0;
     for (int64_t j = 0; j < K * this->pitch_; ++j) first_[j] = second_[j] = T(0);
     for (int64_t t = 0;; ++t) {
+      pause(this->team_);
       probabilities<KT>(history != nullptr);
       if (history) terms(history + 3 * t);
       if (params_.tol > 0 && t > 0 && change_of(this->state, this->blocks) <= T(params_.tol)) return t;

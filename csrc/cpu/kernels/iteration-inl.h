@@ -143,6 +143,7 @@ void exact_columns(Form& form, int64_t K, const Coefficients<T>& c, ClassState<T
 //   each_block(f)    every block, as softmax_block left its logits
 //   kNeedsLog        whether blocks must be finished (log p in place of l) after every softmax
 //   before(b)        p of the previous iteration, if params.tol > 0
+//   team()           whose pause may end it
 // Returns the number of updates made; all blocks are then finished and belong to the last W.
 template <int KT, class T, class Form>
 int64_t iterate(Form& form, const Task& task, const AdmParams& params, const Coefficients<T>& c,
@@ -154,6 +155,7 @@ int64_t iterate(Form& form, const Task& task, const AdmParams& params, const Coe
 
   for (int64_t t = 0;; ++t) {
     const bool more = t < planned;
+    pause(form.team());
     softmax_half<KT>(form, K, c, s, more, finish || !more, history != nullptr, params.tol > 0);
     if (history) write_history(task, s, blocks, history + 3 * t);
     if (params.tol > 0 && t > 0 && change_of(s, blocks) <= T(params.tol)) return t;

@@ -21,11 +21,19 @@ namespace TIM_ISA {
 // Memory of the caller that outlives the passes, where the softmax and the weighted pass are separate calls.
 template <class T>
 struct Kept {
-  T* logits = nullptr;      // log p of every block
-  T* before = nullptr;      // p of every block at the weights before, or null
-  bool all = false;         // the two above are used
-  int64_t max_chunks = 32;  // into which the samples are cut
+  T* logits = nullptr;     // log p of every block
+  T* before = nullptr;     // p of every block at the weights before, or null
+  bool all = false;        // the two above are used
+  int64_t max_chunks = 0;  // into which the samples are cut; 0: as many as chunks_of
 };
+
+// Into how many chunks a whole task is cut at most. Each has an A [K, d] of its own: 32 of them where they are small,
+// 4 where each is large, so that the workspace stays a small multiple of W.
+template <class T>
+int64_t chunks_of(const Task& task) {
+  const double most = double(512 << 20), bytes = double(task.classes) * double(task.dim) * sizeof(T);
+  return bytes * 32 <= most ? 32 : bytes * 4 >= most ? 4 : int64_t(most / bytes);
+}
 
 template <class T>
 class PrimalPasses {
@@ -46,7 +54,8 @@ class PrimalPasses {
     pitch_ = round_up(task.dim, W);
     rows_ = rows_per_block<T>(task);
     blocks = (N + rows_ - 1) / rows_;
-    chunk_blocks_ = (blocks + kept.max_chunks - 1) / kept.max_chunks;
+    const int64_t most = kept.max_chunks ? kept.max_chunks : chunks_of<T>(task);
+    chunk_blocks_ = (blocks + most - 1) / most;
     restore_ = kept.all || chunk_blocks_ > 1;
     chunks_ = (blocks + chunk_blocks_ - 1) / chunk_blocks_;
     pieces_ = (pitch_ + kPieceColumns - 1) / kPieceColumns;
@@ -68,6 +77,7 @@ class PrimalPasses {
     state = take_class_state<T>(arena, K, blocks, chunks_);
   }
   const Coefficients<T>& coefs() const { return c_; }
+  const Team& team() const { return team_; }
   bool restores() const { return restore_; }  // p is made from log p where it is needed again
 
   // W = the prototypes; the support samples come first.

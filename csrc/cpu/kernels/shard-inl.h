@@ -73,7 +73,7 @@ class Shard : public PrimalPasses<T> {
 
  private:
   // One A and a few blocks of K columns lie in memory per chunk: fewer chunks where they are large.
-  static int64_t chunks_of(const Task& task) {
+  static int64_t part_chunks(const Task& task) {
     const int64_t bytes = task.classes * (task.dim + 2 * rows_per_block<T>(task)) * int64_t(sizeof(T)),
                   most = 128 << 20;
     return bytes * 32 <= most ? 32 : bytes * 8 >= most ? 8 : most / bytes;
@@ -84,7 +84,7 @@ class Shard : public PrimalPasses<T> {
     k.logits = log_probs;
     k.before = before;
     k.all = true;
-    k.max_chunks = chunks_of(task);
+    k.max_chunks = part_chunks(task);
     return k;
   }
 

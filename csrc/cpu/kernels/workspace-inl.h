@@ -23,6 +23,11 @@ class Arena {
   int64_t used_ = 0;
 };
 
+// Where a solve can end early; see Team.
+TIM_INLINE void pause(const Team& team) {
+  if (team.pause) team.pause(team.asked);
+}
+
 // f(i) for i in 0 .. n - 1, on the team's threads if there is more than one piece and thread. Each thread takes the
 // next piece when it is free, so that one that is held up holds up no more than the piece it has.
 template <class F>

@@ -84,9 +84,9 @@ Schedule make_schedule(const Batch& batch, int64_t rounds, const Device& device,
   int64_t probs = 0, classes = 0;
   for (int64_t t = 0; t < batch.tasks; ++t) {
     const int64_t n = batch.offsets[t + 1] - batch.offsets[t], K = batch.classes[t];
-    if (n > kMostSamples || batch.tasks > kMostSamples)
+    if (n > kMostSamples || K > kMostSamples || batch.tasks > kMostSamples)
       throw std::runtime_error(
-          "tim_ext: more than 2^30 samples in a task, or tasks, are not supported on a GPU");
+          "tim_ext: more than 2^30 samples or classes in a task, or tasks, are not supported on a GPU");
     TaskEntry entry{};
     entry.first_sample = batch.offsets[t];
     entry.first_prob = probs;
