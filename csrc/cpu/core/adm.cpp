@@ -42,13 +42,13 @@ void solve(const Batch& batch, const AdmParams& params, const Outputs& out, cons
   solve_batch<T>(
       batch, params.iterations, params.normalize, out, team,
       [&](int64_t n, int64_t classes) { return choose(n, classes).cost; },
-      [&](const Task& task, const T* scale, const TaskOutputs<T>& mine, Worker<T>& worker,
-          const Team& inner) {
+      [&](Task& task, const TaskOutputs<T>& mine, Worker<T>& worker, const Team& inner) {
         const Kernels<T>& k = kernels<T>();
         // By the samples that count: padding must not change the result.
         const bool dual = choose(task.samples(), task.classes).dual;
+        if (!dual) centre_task(worker, task);
         void* work = worker.solver.at_least((dual ? k.dual_workspace : k.primal_workspace)(task, params));
-        (dual ? k.dual : k.primal)(task, params, scale, mine, inner, work);
+        (dual ? k.dual : k.primal)(task, params, worker.scale.data(), mine, inner, work);
       });
 }
 

@@ -11,10 +11,10 @@ void solve(const Batch& batch, const GdParams& params, const Outputs& out, const
       [&](int64_t n, int64_t classes) {
         return double(params.iterations) * double(2 * n * batch.dim) * double(classes);
       },
-      [&](const Task& task, const T* scale, const TaskOutputs<T>& mine, Worker<T>& worker,
-          const Team& inner) {
+      [&](Task& task, const TaskOutputs<T>& mine, Worker<T>& worker, const Team& inner) {
+        centre_task(worker, task);
         void* work = worker.solver.at_least(kernels<T>().gd_workspace(task, params));
-        kernels<T>().gd(task, params, scale, mine, inner, work);
+        kernels<T>().gd(task, params, worker.scale.data(), mine, inner, work);
       });
 }
 
@@ -32,6 +32,7 @@ void differentiate(const Batch& batch, const GdParams& params, const Gradient& o
         Task task;
         if (prepare_task(batch, t, place.classes_before, params.normalize, worker, task,
                          out.status + 3 * t)) {
+          centre_task(worker, task);
           void* work = worker.solver.at_least(kernels<T>().gd_workspace(task, params));
           kernels<T>().gd_gradient(task, params, worker.scale.data(), mine, inner, work);
         } else {

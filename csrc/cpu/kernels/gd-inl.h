@@ -167,7 +167,7 @@ class Gd : public PrimalPasses<T> {
     const int64_t K = this->task_.classes, d = this->task_.dim, pitch = this->pitch_;
     for (int64_t k = 0; k < K; ++k)
       for (int64_t j = 0; j < pitch; ++j)
-        this->weights_[k * pitch + j] = j < d ? at_weights.weights[k * d + j] : T(0);
+        this->weights_[k * pitch + j] = j < d ? at_weights.weights[k * d + j] - this->mean_at(j) : T(0);
     this->keep_weights();
     probabilities<0>(true);
     terms(at_weights.terms);

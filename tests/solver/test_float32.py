@@ -1,0 +1,126 @@
+"""float32 keeps the answer on features with a common mean.
+
+The measure is the float32 of `tim_ext.reference`, which computes distances as differences: task by task, the
+error in p against float64 is at most twice that of the reference, or below 1e-5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers.backends import Emulated, needs_emulation
+from helpers.common_mean import CommonMeanTask, clusters, random_task
+from torch import Tensor
+
+import tim_ext
+from tim_ext import distributed, reference
+
+SMALL_ERROR = 1e-5
+# A relative change of 1e-15 in the input is 6e7 times smaller than the rounding of float32, 6e-8. A task that
+# turns it into a change of p beyond 1e-12 turns the rounding into one beyond 6e-5: there float32 arithmetic of
+# any kind, the reference's included, is off by more than SMALL_ERROR, and by how much is chance.
+INPUT_CHANGE, CHAOS = 1e-15, 1e-12
+
+Solve = Callable[..., tim_ext.Result]
+ADM: dict[str, Solve] = {
+    "dual": lambda *task, **options: tim_ext.adm(*task, form="dual", **options),
+    "primal": lambda *task, **options: tim_ext.adm(*task, form="primal", **options),
+    "distributed": distributed.adm,
+}
+GD: dict[str, Solve] = {"gd": tim_ext.gd, "distributed": distributed.gd}
+EMULATED: dict[str, Solve] = {
+    "dual": lambda *task, **options: Emulated().adm(*task, form="dual", **options),
+    "primal": lambda *task, **options: Emulated().adm(*task, form="primal", **options),
+}
+
+
+def error(p: Tensor | None, truth: Tensor | None) -> float:
+    assert p is not None
+    assert truth is not None
+    return float((p.double() - truth).abs().max())
+
+
+def judge(
+    task: CommonMeanTask, solvers: dict[str, Solve], exact: Solve, plain: Solve, **more: Any
+) -> dict[str, float] | None:
+    """The errors of the solvers and of the reference in float32, or None for a task that is set apart.
+
+    exact: the solver whose float64 is the truth, which agrees with the reference's to 1e-10.
+    """
+    options = {**task.options, **more, "outputs": ("probs",)}
+    z = task.features.double()
+    truth = exact(z, task.labels, **options).probs
+    noise = torch.randn(z.shape, generator=torch.Generator().manual_seed(0), dtype=z.dtype)
+    if error(exact(z * (1 + INPUT_CHANGE * noise), task.labels, **options).probs, truth) > CHAOS:
+        return None
+    found = {name: solve(task.features, task.labels, **options) for name, solve in solvers.items()}
+    found["reference"] = plain(task.features, task.labels, **options)
+    return {name: error(result.probs, truth) for name, result in found.items()}
+
+
+def check(tasks: range, solvers: dict[str, Solve], exact: Solve, plain: Solve, **more: Any) -> None:
+    """Every task that is not set apart, and at least two thirds of them are not."""
+    worse, apart = [], 0
+    for seed in tasks:
+        task = random_task(seed)
+        errors = judge(task, solvers, exact, plain, **more)
+        if errors is None:
+            apart += 1
+            continue
+        limit = max(2 * errors["reference"], SMALL_ERROR)
+        worse += [
+            (seed, name, value, errors["reference"], task.options)
+            for name, value in errors.items()
+            if value > limit
+        ]
+    print(f"{len(tasks)} tasks, {apart} set apart, {len(worse)} worse: {worse}")
+    assert not worse
+    assert apart < len(tasks) / 3
+
+
+def test_adm_is_as_exact_as_the_reference():
+    check(range(40), ADM, ADM["dual"], reference.adm)
+
+
+def test_gd_is_as_exact_as_the_reference():
+    check(range(10), GD, tim_ext.gd, reference.gd, iterations=50)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(10))
+def test_adm_on_many_tasks(part):
+    check(range(200 * part, 200 * (part + 1)), ADM, ADM["dual"], reference.adm)
+
+
+@pytest.mark.slow
+def test_gd_on_many_tasks():
+    check(range(200), GD, tim_ext.gd, reference.gd, iterations=100)
+
+
+@pytest.mark.slow
+@needs_emulation
+def test_emulated_cuda_on_many_tasks():
+    check(range(40), EMULATED, ADM["dual"], reference.adm, iterations=20)
+
+
+# Settings that once went wrong, and the share of labels that were.
+WENT_WRONG = {
+    "dual, 56 %": {"spread": 0.03, "temperature": 100.0},
+    "dual, 2 %": {"spread": 0.003},
+    "dual, 27 %": {"spread": 0.001},
+    "primal, 46 %": {"spread": 0.03, "norm": 5.0, "normalize": False},
+    "primal, 29 %": {"spread": 0.01, "temperature": 1000.0},
+}
+
+
+@pytest.mark.parametrize("setting", WENT_WRONG.values(), ids=WENT_WRONG)
+@pytest.mark.parametrize("form", ADM)
+def test_labels_are_those_of_float64(form, setting):
+    for seed in range(16):
+        task = clusters(seed, **setting)
+        exact = reference.adm(task.features.double(), task.labels, **task.options)
+        found = ADM[form](task.features, task.labels, **task.options)
+        assert torch.equal(found.predictions, exact.predictions), seed
