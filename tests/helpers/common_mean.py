@@ -29,7 +29,7 @@ def clusters(
     norm: float = 1.0,
     **options: Any,
 ) -> CommonMeanTask:
-    """Clusters around a vector u: z = norm (u + spread (mean_k + noise e)); u, mean_k and e of length near 1."""
+    """Clusters around a vector u: z = norm (u + spread (mean_k + noise e)), u, mean_k and e of length 1."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(rows: int) -> Tensor:

@@ -11,17 +11,18 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.backends import Emulated, needs_emulation
+from helpers.backends import Emulated, backends, needs_emulation
 from helpers.common_mean import CommonMeanTask, clusters, random_task
 from torch import Tensor
 
 import tim_ext
 from tim_ext import distributed, reference
+from tim_ext.solver.params import GD as GD_PARAMS
 
 SMALL_ERROR = 1e-5
 # A relative change of 1e-15 in the input is 6e7 times smaller than the rounding of float32, 6e-8. A task that
-# turns it into a change of p beyond 1e-12 turns the rounding into one beyond 6e-5: there float32 arithmetic of
-# any kind, the reference's included, is off by more than SMALL_ERROR, and by how much is chance.
+# turns it into a change of p beyond 1e-12 turns the rounding into one beyond 6e-5: there float32 arithmetic
+# of any kind, the reference's included, is off by more than SMALL_ERROR, and by how much is chance.
 INPUT_CHANGE, CHAOS = 1e-15, 1e-12
 
 Solve = Callable[..., tim_ext.Result]
@@ -124,3 +125,63 @@ def test_labels_are_those_of_float64(form, setting):
         exact = reference.adm(task.features.double(), task.labels, **task.options)
         found = ADM[form](task.features, task.labels, **task.options)
         assert torch.equal(found.predictions, exact.predictions), seed
+
+
+# The steps as operators: z and W as they are, W given.
+
+TERMS = {"lam": 0.1, "alpha": 0.1, "marginal_weight": 1.0}
+
+
+def steps_of_reference(z: Tensor, w: Tensor, labels: Tensor, temperature: float) -> dict[str, Tensor]:
+    """p, the next W and dL/dW at W, in the type of z."""
+    w = w.clone().requires_grad_()
+    support, query = labels >= 0, labels == -1
+    log_p = reference.log_distance_softmax(z, w, temperature)
+    a = reference.one_hot_rows(labels, len(w)).to(z)
+    terms = reference.loss_terms(log_p, a, support, query)
+    (gradient,) = torch.autograd.grad(reference.loss(terms, GD_PARAMS), w)
+    log_p, w = log_p.detach(), w.detach()
+    a[query] = reference.q_update(log_p[query], 0.1, 1.0, 1.0)
+    c = support.to(z) * 0.1 / 1.1 + query.to(z) * (support.sum() / query.sum())
+    return {
+        "p": log_p.exp(),
+        "w": reference.w_update(z, w, log_p.exp(), a, c),
+        "gradient": gradient,
+        "a": a,
+    }
+
+
+@backends
+@pytest.mark.parametrize("seed", range(12))
+def test_steps_are_as_exact_as_the_reference(backend, seed):
+    temperature = 10.0 ** (seed % 4)
+    task = clusters(seed, dim=67, spread=10.0 ** -(seed % 3 + 1), norm=(1.0, 30.0)[seed % 2])
+    z, labels = task.features, task.labels
+    w = torch.stack([z[labels == k][1:].mean(dim=0) for k in range(5)])
+    truth = steps_of_reference(z.double(), w.double(), labels, temperature)
+    plain = steps_of_reference(z, w, labels, temperature)
+    probs, _ = backend.distance_softmax(z[None], w[None], temperature)
+    p, a = truth["p"].float()[None], truth["a"].float()[None]
+    given = {
+        "p": probs[0],
+        "w": backend.w_update(z[None], w[None], p, a, labels[None], 0.1, 0.1, 1.0)[0],
+        "gradient": backend.gd_gradient(z[None], w[None], labels[None], temperature=temperature, **TERMS)[2][
+            0
+        ],
+    }
+    for name, value in given.items():
+        allowed = 1e-6 * float(truth[name].abs().max())
+        assert error(value, truth[name]) <= max(2 * error(plain[name], truth[name]), allowed), name
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_classify_is_as_exact_as_the_solve(seed):
+    task = clusters(seed, spread=0.01, temperature=1000.0)
+    exact = reference.adm(task.features.double(), task.labels, **task.options)
+    weights = exact.weights.float()
+    found = distributed.classify(task.features, weights, temperature=1000.0, outputs=("probs", "predictions"))
+    truth = distributed.classify(
+        task.features.double(), weights.double(), temperature=1000.0, outputs=("probs",)
+    )
+    assert error(found.probs, truth.probs) < SMALL_ERROR
+    assert torch.equal(found.predictions, exact.predictions)
