@@ -162,13 +162,9 @@ def test_steps_are_as_exact_as_the_reference(backend, seed):
     plain = steps_of_reference(z, w, labels, temperature)
     probs, _ = backend.distance_softmax(z[None], w[None], temperature)
     p, a = truth["p"].float()[None], truth["a"].float()[None]
-    given = {
-        "p": probs[0],
-        "w": backend.w_update(z[None], w[None], p, a, labels[None], 0.1, 0.1, 1.0)[0],
-        "gradient": backend.gd_gradient(z[None], w[None], labels[None], temperature=temperature, **TERMS)[2][
-            0
-        ],
-    }
+    gradient = backend.gd_gradient(z[None], w[None], labels[None], temperature=temperature, **TERMS)[2]
+    new_w = backend.w_update(z[None], w[None], p, a, labels[None], 0.1, 0.1, 1.0)
+    given = {"p": probs[0], "w": new_w[0], "gradient": gradient[0]}
     for name, value in given.items():
         allowed = 1e-6 * float(truth[name].abs().max())
         assert error(value, truth[name]) <= max(2 * error(plain[name], truth[name]), allowed), name
