@@ -1,5 +1,5 @@
 // Batches of TIM-GD tasks, and the gradient of TIM at given weights.
-#include "cpu/core/batch.h"
+#include "cpu/core/wide.h"
 
 namespace tim_ext {
 namespace {
@@ -12,6 +12,11 @@ void solve(const Batch& batch, const GdParams& params, const Outputs& out, const
         return double(params.iterations) * double(2 * n * batch.dim) * double(classes);
       },
       [&](Task& task, const TaskOutputs<T>& mine, Worker<T>& worker, const Team& inner) {
+        if constexpr (sizeof(T) == 4)
+          if (is_wide(task, params.temperature, params.normalize, worker))
+            return solve_wide(task, params.iterations, mine, [&](const Batch& one, const Outputs& results) {
+              solve<double>(one, params, results, inner);
+            });
         centre_task(worker, task);
         void* work = worker.solver.at_least(kernels<T>().gd_workspace(task, params));
         kernels<T>().gd(task, params, worker.scale.data(), mine, inner, work);
