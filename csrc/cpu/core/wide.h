@@ -1,7 +1,7 @@
 // Tasks of float32 whose logits are so large that their rounding shows in p: solved in float64.
 //
-// The logits of a task are tau ||z_i - mean||^2 or so, and float32 rounds them to 6e-8 of that: from a few hundred on, two
-// classes that are equally near no longer get p to 1e-5. Such tasks are rare (a temperature far above the usual ones, or
+// The logits of a task are tau ||z_i - mean||^2 or so, and float32 rounds them to 6e-8 of that, sums of
+// many products to several times as much: from a hundred on, p is no longer right to 1e-5. Such tasks are rare (a temperature far above the usual ones, or
 // long features without normalisation), so that their time matters less than their answer.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace tim_ext {
 
-constexpr double kWideLogits = 128;              // tau times the mean of ||z_i - mean||^2
+constexpr double kWideLogits = 64;               // tau times the mean of ||z_i - mean||^2
 constexpr int64_t kWideCopy = 2 * kCentredCopy;  // bytes of the samples in float64, at most
 
 // Whether to solve a task in float64: by its samples alone, so that neither padding nor the batch matters.
