@@ -20,9 +20,9 @@ from tim_ext import distributed, reference
 from tim_ext.solver.params import GD as GD_PARAMS
 
 SMALL_ERROR = 1e-5
-# A task that turns a relative change of 1e-15 in its input into one of more than 1e-14 in p, ten times as much,
-# does so with the rounding of float32: 6e-8, made anew in each of 150 iterations, which adds up to some 12
-# times as much. 10 * 12 * 6e-8 is near SMALL_ERROR: beyond it the error of any float32 arithmetic, the
+# A task that turns a relative change of 1e-15 in its input into one of more than 1e-14 in p, ten times as
+# much, does so with the rounding of float32: 6e-8, made anew in each of 150 iterations, which adds up to some
+# 12 times as much. 10 * 12 * 6e-8 is near SMALL_ERROR: beyond it the error of any float32 arithmetic, the
 # reference's too, is chance.
 INPUT_CHANGE, CHAOS, DRAWS = 1e-15, 1e-14, 3
 
