@@ -74,22 +74,25 @@ STABLE_TORCH_LIBRARY(tim_ext, m) {
 
   // The halves of an iteration on a part of one task, for tim_ext.distributed: the part's samples
   // features [n, d] and labels [n]; weights [K, d]. Sums leave in float64; what they are: cpu/kernels/shard-inl.h.
+  // With a mean [d], samples have it subtracted, and weights are W minus it: sums are those of the difference.
   // log_probs and before [ceil(n / 256) * 256 * K] are the caller's memory in the kernels' own order.
   // Row lengths: scale [n], and status [3] as above with value = 1 if rows must be normalised beforehand.
   m.def("shard_scale(Tensor features, Tensor labels, bool normalize) -> (Tensor scale, Tensor status)");
   m.def(
       "shard_softmax(Tensor features, Tensor labels, Tensor scale, Tensor weights, Tensor(a!) log_probs, "
       "Tensor(b!)? before, *, float temperature, float support_weight, float query_weight, float power, "
-      "float entropy_order, bool terms) -> (Tensor columns, Tensor scalars)");
+      "float entropy_order, bool terms, Tensor? mean=None) -> (Tensor columns, Tensor scalars)");
   m.def(
       "shard_adm_sums(Tensor features, Tensor labels, Tensor scale, Tensor log_probs, Tensor factor, *, "
-      "float support_weight, float query_weight, float power, bool exact) -> (Tensor sums, Tensor totals)");
+      "float support_weight, float query_weight, float power, bool exact, Tensor? mean=None) -> "
+      "(Tensor sums, Tensor totals)");
   m.def(
       "shard_gd_sums(Tensor features, Tensor labels, Tensor scale, Tensor log_probs, Tensor marginal, *, "
-      "float support_weight, float query_weight, float alpha, float entropy_order) -> "
+      "float support_weight, float query_weight, float alpha, float entropy_order, Tensor? mean=None) -> "
       "(Tensor sums, Tensor totals)");
   // p [n or 0, K], its argmax [n], its largest value [n] and status [3] at given weights.
   m.def(
       "shard_classify(Tensor features, Tensor labels, Tensor scale, Tensor weights, *, float temperature, "
-      "bool probs) -> (Tensor probs, Tensor predictions, Tensor confidences, Tensor status)");
+      "bool probs, Tensor? mean=None) -> (Tensor probs, Tensor predictions, Tensor confidences, Tensor "
+      "status)");
 }

@@ -193,8 +193,12 @@ def prototypes(z: Tensor, y: Tensor) -> Tensor:
 
 
 def log_distance_softmax(z: Tensor, w: Tensor, temperature: float) -> Tensor:
-    """log p_ik, p_ik = softmax_k(-tau/2 * ||w_k - z_i||^2) = softmax_k(tau * (z_i . w_k - ||w_k||^2 / 2))"""
-    return (temperature * (z @ w.T - w.square().sum(dim=1) / 2)).log_softmax(dim=1)
+    """log p_ik, p_ik = softmax_k(-tau/2 * ||w_k - z_i||^2)
+
+    As differences, not as z_i . w_k - ||w_k||^2 / 2: what all samples share would cost float32 its digits.
+    """
+    distance = torch.cdist(z, w, compute_mode="donot_use_mm_for_euclid_dist")  # [N, K]
+    return (-temperature / 2 * distance.square()).log_softmax(dim=1)
 
 
 def stops(log_p: Tensor, old_log_p: Tensor, tol: float) -> bool:
@@ -229,12 +233,14 @@ def q_update(log_p: Tensor, alpha: float, beta: float, m: float, prior: Tensor |
 def w_update(z: Tensor, w: Tensor, p: Tensor, a: Tensor, c: Tensor) -> Tensor:
     """w_k <- [ cS * sum_S (y_ik z_i + p_ik (w_k - z_i)) + cQ * sum_Q (q_ik z_i + p_ik (w_k - z_i)) ]
             / [ cS * sum_S y_ik + cQ * sum_Q q_ik ]
-    With c_i = cS or cQ and a_ik = y_ik or q_ik: sum_i c_i (a_ik z_i + p_ik (w_k - z_i)) / sum_i c_i a_ik
+    With c_i = cS or cQ and a_ik = y_ik or q_ik, as a step:
+        w_k <- w_k + sum_i c_i (a_ik - p_ik) (z_i - w_k) / sum_i c_i a_ik
     """
-    above = (a - p).T @ (c[:, None] * z) + (c @ p)[:, None] * w  # [K, d]
+    x = c[:, None] * (a - p)  # [N, K]
+    step = torch.stack([x_k @ (z - w_k) for x_k, w_k in zip(x.T, w, strict=True)])  # [K, d]
     below = (c @ a)[:, None]  # [K, 1]
     # only lam = 0 can leave a class without any mass: its weights then stay
-    return torch.where(below > 0, above / below, w)
+    return torch.where(below > 0, w + step / below, w)
 
 
 def loss(terms: Tensor, params: TimParams) -> Tensor:

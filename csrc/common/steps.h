@@ -10,7 +10,8 @@ struct StepShape {
   int64_t tasks = 0, samples = 0, classes = 0, dim = 0;
 };
 
-// p_ik = softmax_k(-temperature / 2 ||w_k - z_i||^2)
+// p_ik = softmax_k(-temperature / 2 ||w_k - z_i||^2), from
+//   logit_ik - logit_iK = temperature ( (z_i - w_K) . (w_k - w_K) - ||w_k - w_K||^2 / 2 )
 template <class T>
 struct DistanceSoftmax {
   StepShape shape;
@@ -32,6 +33,7 @@ struct QUpdate {
 };
 
 // w_k <- [ sum_i c_i (t_ik - p_ik) z_i + w_k sum_i c_i p_ik ] / sum_i c_i t_ik,   t = assignments, c_i = c_S or c_Q
+// computed on z_i - w_K and w_k - w_K: what all samples share costs no digits.
 template <class T>
 struct WUpdate {
   StepShape shape;

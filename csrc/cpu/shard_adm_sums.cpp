@@ -7,14 +7,15 @@ namespace {
 std::tuple<Tensor, Tensor> shard_adm_sums_cpu(const Tensor& features, const Tensor& labels,
                                               const Tensor& scale, const Tensor& log_probs,
                                               const Tensor& factor, double support_weight,
-                                              double query_weight, double power, bool exact) {
+                                              double query_weight, double power, bool exact,
+                                              const std::optional<Tensor>& mean) {
   ShardParams p;
   p.method = Method::adm;
   p.support_weight = support_weight;
   p.query_weight = query_weight;
   p.power = power;
   p.exact = exact;
-  return shard_sums_operator("shard_adm_sums", p, features, labels, scale, log_probs, "factor", factor);
+  return shard_sums_operator("shard_adm_sums", p, features, labels, scale, log_probs, "factor", factor, mean);
 }
 
 }  // namespace

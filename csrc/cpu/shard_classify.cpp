@@ -8,7 +8,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> shard_classify_cpu(const Tensor& feat
                                                               const Tensor& labels,    // [n]
                                                               const Tensor& scale,     // [n]
                                                               const Tensor& weights,   // [K, d]
-                                                              double temperature, bool probs) {
+                                                              double temperature, bool probs,
+                                                              const std::optional<Tensor>& mean) {  // [d]
   ShardPart part("shard_classify", features, labels, weights.size(0));
   const ScalarType real = part.real();
   check_tensor(part.op, "weights", weights, real, {-1, features.size(1)});
@@ -22,6 +23,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> shard_classify_cpu(const Tensor& feat
   params.temperature = temperature;
   ShardClassify<void> arrays;
   arrays.scale = scale.const_data_ptr();
+  arrays.mean = part.mean_of(mean);
   arrays.weights = weights.const_data_ptr();
   arrays.probs = probs ? p.mutable_data_ptr() : nullptr;
   arrays.predictions = predictions.mutable_data_ptr<int64_t>();

@@ -7,14 +7,16 @@ namespace {
 std::tuple<Tensor, Tensor> shard_gd_sums_cpu(const Tensor& features, const Tensor& labels,
                                              const Tensor& scale, const Tensor& log_probs,
                                              const Tensor& marginal, double support_weight,
-                                             double query_weight, double alpha, double entropy_order) {
+                                             double query_weight, double alpha, double entropy_order,
+                                             const std::optional<Tensor>& mean) {
   ShardParams p;
   p.method = Method::gd;
   p.support_weight = support_weight;
   p.query_weight = query_weight;
   p.alpha = alpha;
   p.entropy_order = entropy_order;
-  return shard_sums_operator("shard_gd_sums", p, features, labels, scale, log_probs, "marginal", marginal);
+  return shard_sums_operator("shard_gd_sums", p, features, labels, scale, log_probs, "marginal", marginal,
+                             mean);
 }
 
 }  // namespace

@@ -11,7 +11,8 @@ std::tuple<Tensor, Tensor> shard_softmax_cpu(const Tensor& features,            
                                              const Tensor& log_probs,              // [lanes * K]
                                              const std::optional<Tensor>& before,  // [lanes * K]
                                              double temperature, double support_weight, double query_weight,
-                                             double power, double entropy_order, bool terms) {
+                                             double power, double entropy_order, bool terms,
+                                             const std::optional<Tensor>& mean) {  // [d]
   ShardPart part("shard_softmax", features, labels, weights.size(0));
   check_tensor(part.op, "weights", weights, part.real(), {-1, features.size(1)});
   part.check_scale(scale);
@@ -28,6 +29,7 @@ std::tuple<Tensor, Tensor> shard_softmax_cpu(const Tensor& features,            
   p.terms = terms;
   ShardSoftmax<void> arrays;
   arrays.scale = scale.const_data_ptr();
+  arrays.mean = part.mean_of(mean);
   arrays.weights = weights.const_data_ptr();
   arrays.log_probs = log_probs.mutable_data_ptr();
   arrays.before = before ? before->mutable_data_ptr() : nullptr;

@@ -34,6 +34,12 @@ struct ShardPart {
   int64_t samples() const { return offsets[1]; }
   ScalarType real() const { return real_type(batch.dtype); }
   void check_scale(const Tensor& scale) const { check_tensor(op, "scale", scale, real(), {samples()}); }
+  // [dim] or null
+  const void* mean_of(const std::optional<Tensor>& mean) const {
+    if (!mean) return nullptr;
+    check_tensor(op, "mean", *mean, real(), {batch.dim});
+    return mean->const_data_ptr();
+  }
   // log p or p, in the blocks of kernels/passes-inl.h.
   void check_kept(const char* name, const Tensor& kept) const {
     int64_t size = 0;
@@ -54,7 +60,8 @@ inline std::tuple<Tensor, Tensor> shard_sums_operator(const char* op, const Shar
                                                       const Tensor& scale,      // [n]
                                                       const Tensor& log_probs,  // [lanes * K]
                                                       const char* factor_name,
-                                                      const Tensor& factor) {  // [K]
+                                                      const Tensor& factor,                 // [K]
+                                                      const std::optional<Tensor>& mean) {  // [d]
   ShardPart part(op, features, labels, factor.size(0));
   check_tensor(op, factor_name, factor, part.real(), {-1});
   part.check_scale(scale);
@@ -63,6 +70,7 @@ inline std::tuple<Tensor, Tensor> shard_sums_operator(const char* op, const Shar
   Tensor totals = new_tensor(features, {factor.size(0)}, ScalarType::Double);
   ShardSums<void> arrays;
   arrays.scale = scale.const_data_ptr();
+  arrays.mean = part.mean_of(mean);
   arrays.log_probs = log_probs.mutable_data_ptr();
   arrays.factor = factor.const_data_ptr();
   arrays.sums = sums.mutable_data_ptr<double>();

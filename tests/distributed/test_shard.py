@@ -32,8 +32,10 @@ GD_SUMS = {"support_weight": 0.3, "query_weight": 0.7, "alpha": 0.4}
 @pytest.mark.parametrize("dtype", [F64, F32, F16, BF16])
 @pytest.mark.parametrize("order", [1.0, 1.7])
 @pytest.mark.parametrize("exact", [True, False])
-def test_operators_equal_their_equations_in_torch(dtype, order, exact):
+@pytest.mark.parametrize("centred", [True, False])
+def test_operators_equal_their_equations_in_torch(dtype, order, exact, centred):
     task = operator_task(dtype)
+    mean = {"mean": task["weights"].mean(dim=0) if centred else None}
     tolerance = {"rtol": 1e-11, "atol": 1e-10} if dtype == F64 else {"rtol": 2e-4, "atol": 2e-4}
     samples = task["features"], task["labels"], task["scale"]
     memory = [torch.rand(lanes(611) * 3, dtype=task["scale"].dtype) for _ in range(2)]
@@ -41,10 +43,10 @@ def test_operators_equal_their_equations_in_torch(dtype, order, exact):
     for kernels, log_probs in ((ops, memory[0]), (TorchKernels, memory[1])):
         before = torch.zeros_like(log_probs)
         softmax = kernels.shard_softmax(
-            *samples, task["weights"], log_probs, before, entropy_order=order, **SOFTMAX
+            *samples, task["weights"], log_probs, before, entropy_order=order, **SOFTMAX, **mean
         )
         again = kernels.shard_softmax(
-            *samples, task["weights"] * 1.1, log_probs, before, entropy_order=order, **SOFTMAX
+            *samples, task["weights"] * 1.1, log_probs, before, entropy_order=order, **SOFTMAX, **mean
         )
         factor = torch.tensor([0.3, 1.0, 2.0]).to(log_probs)
         sums[kernels] = [
@@ -52,9 +54,9 @@ def test_operators_equal_their_equations_in_torch(dtype, order, exact):
             softmax[1][1:],
             again[0],
             again[1][1:],
-            *kernels.shard_adm_sums(*samples, log_probs, factor, exact=exact, **ADM_SUMS),
-            *kernels.shard_gd_sums(*samples, log_probs, factor, entropy_order=order, **GD_SUMS),
-            *kernels.shard_classify(*samples, task["weights"], temperature=9.0, probs=True),
+            *kernels.shard_adm_sums(*samples, log_probs, factor, exact=exact, **ADM_SUMS, **mean),
+            *kernels.shard_gd_sums(*samples, log_probs, factor, entropy_order=order, **GD_SUMS, **mean),
+            *kernels.shard_classify(*samples, task["weights"], temperature=9.0, probs=True, **mean),
         ]
     for mine, theirs in zip(sums[ops], sums[TorchKernels], strict=True):
         torch.testing.assert_close(mine, theirs, **tolerance)
@@ -97,3 +99,5 @@ def test_operators_refuse():
     ]:
         with pytest.raises(RuntimeError, match=text):
             call(*arguments)
+    with pytest.raises(RuntimeError, match=r"mean must have shape \[19\], got \[18\]"):
+        call(*samples, task["weights"], memory, mean=task["weights"][0, 1:])

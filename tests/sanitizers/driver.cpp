@@ -213,7 +213,9 @@ int run(int seed) {
   shard.terms = pick(0, 1) > 0;
   shard.exact = pick(0, 1) > 0;
   ShardSoftmax<void> softmax;
+  const void* const mean = pick(0, 1) ? results[1].weights.data() : nullptr;  // any vector [dim]
   softmax.scale = scale.data();
+  softmax.mean = mean;
   softmax.weights = results[1].weights.data();
   softmax.log_probs = log_probs.data();
   softmax.columns = columns.data();
@@ -224,6 +226,7 @@ int run(int seed) {
   }
   ShardSums<void> weighted;
   weighted.scale = scale.data();
+  weighted.mean = mean;
   weighted.log_probs = log_probs.data();
   weighted.factor = factor.data();
   weighted.sums = sums.data();
@@ -234,6 +237,7 @@ int run(int seed) {
   }
   ShardClassify<void> classify;
   classify.scale = scale.data();
+  classify.mean = mean;
   classify.weights = results[1].weights.data();
   classify.probs = probs.data();
   classify.predictions = predictions.data();

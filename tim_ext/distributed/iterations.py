@@ -42,7 +42,11 @@ class Job:
 
 
 class Iterations:
-    """The order of an iteration, on all ranks; `weights` [K, d] are float64 in between."""
+    """The order of an iteration, on all ranks.
+
+    `weights` [K, d] are float64 in between, and W minus the task's `mean` [d], which is subtracted from all
+    samples: distances are the same, and what all samples share costs the kernels no digits.
+    """
 
     order = 1.0  # of the entropies
 
@@ -57,15 +61,18 @@ class Iterations:
             shard.open(classes, job.cache_bytes, params.tol > 0)
             counts, sums = shard.support_sums()
             queries = (shard.labels == QUERY).sum().double()
-            return torch.cat([counts, sums.flatten(), queries[None]])
+            return torch.cat([counts, sums.flatten(), shard.row_sum(), queries[None]])
 
-        total = ranks.sum(start, classes * (self.dim + 1) + 1)
+        total = ranks.sum(start, classes * (self.dim + 1) + self.dim + 1)
         self.counts = total[:classes]
         self.support, self.queries = int(self.counts.sum()), int(total[-1])
         if not self.counts.all():
             missing = int((self.counts == 0).nonzero()[0])
             raise ValueError(refusal(CLASS_WITHOUT_SUPPORT, 0, missing, classes))
-        self.weights = total[classes:-1].view(classes, self.dim) / self.counts[:, None]  # w_k(0)
+        sums, row_sum = total[classes : -1 - self.dim], total[-1 - self.dim : -1]
+        self.mean = (row_sum / (self.support + self.queries)).to(shard.real).double()
+        shard.centre(self.mean)
+        self.weights = sums.view(classes, self.dim) / self.counts[:, None] - self.mean  # w_k(0)
         self.log_prior = torch.zeros(classes, dtype=torch.float64)  # -log2(K prior_k)
         if job.prior is not None:
             self.log_prior = -torch.log2(classes * to_proportions("class_prior", job.prior, classes))
@@ -94,11 +101,12 @@ class Iterations:
         ranks.stage = "after the last iteration"
         ranks.gather(lambda: torch.zeros(1), 1)  # what the last callback raised
         shard.drop_cache()
-        if not self.weights.to(shard.real).isfinite().all():
+        weights = (self.weights + self.mean).to(shard.device, shard.real)
+        if not weights.isfinite().all():
             raise ValueError(refusal(RESULT_NOT_FINITE, 0, 0, self.classes))
-        weights = self.weights.to(shard.device, shard.real)
         wanted = [name for name in ("probs", "predictions") if name in self.job.outputs]
-        found = shard.classify(weights, params.temperature, wanted) if wanted else {}
+        centred = self.weights.to(shard.device)
+        found = shard.classify(centred, params.temperature, wanted) if wanted else {}
         return Result(
             probs=found.get("probs"),
             predictions=found.get("predictions"),

@@ -22,6 +22,7 @@ from ..solver.refusals import LABEL_OUT_OF_RANGE, NOT_FINITE, RESULT_NOT_FINITE,
 
 SEGMENT_ROWS = 1 << 18
 SEGMENT_NUMBERS = 1 << 24  # of log p in a segment, at most
+SUM_NUMBERS = 1 << 20  # of a block of rows that torch sums
 LANES = 256  # log p is kept for whole blocks of so many samples
 
 
@@ -50,6 +51,7 @@ class Shard:
         self.scale = torch.empty(len(features), dtype=self.real, device=self.device)
         self.far_rows: list[slice] = []  # ranges with rows so long or short that squares leave the range
         self.forward = False
+        self.mean: Tensor | None = None  # [d], subtracted from every sample; weights are W minus it
 
     # Preparation ----------------------------------------------------------------------------------
 
@@ -89,10 +91,26 @@ class Shard:
             rows = (labels >= 0).nonzero()[:, 0]
             if len(rows):
                 features, scale = self._scaled(j)
-                z = features[rows].to(self.real) * scale[rows, None]
-                sums.index_add_(0, labels[rows], z.double())
+                z = features[rows].double() * scale[rows, None].double()
+                sums.index_add_(0, labels[rows], z)
                 counts += torch.bincount(labels[rows], minlength=self.classes)
         return counts, sums
+
+    def row_sum(self) -> Tensor:
+        """The sum of all samples that count, z_i = scale_i x_i: [d]."""
+        total = torch.zeros(self.features.shape[1], dtype=torch.float64, device=self.device)
+        rows = max(SUM_NUMBERS // len(total), 1)
+        for j in range(len(self.segments)):
+            features, scale = self._scaled(j)
+            for first in range(0, len(features), rows):
+                some = slice(first, first + rows)
+                z = rows_of(features[some], scale[some], self.real, None)
+                total += z.sum(dim=0, dtype=torch.float64)
+        return total
+
+    def centre(self, mean: Tensor) -> None:
+        """From here on samples are z_i - mean, and weights are given and sums meant likewise."""
+        self.mean = mean.to(self.device, self.real)
 
     # The halves of an iteration -------------------------------------------------------------------
 
@@ -131,7 +149,7 @@ class Shard:
             weights,
             options,
             lambda j, *part: self.kernels.shard_adm_sums(
-                *part, factors[self.exact[j]], **own, exact=self.exact[j]
+                *part, factors[self.exact[j]], **own, exact=self.exact[j], mean=self.mean
             ),
         )
 
@@ -140,8 +158,9 @@ class Shard:
     ) -> tuple[Tensor, Tensor]:
         """sum_i g_ik z_i [K, d] and sum_i g_ik [K]"""
         factor = marginal.to(self.real)
+        own = gradient | {"mean": self.mean}
         return self._weighted(
-            weights, softmax, lambda j, *part: self.kernels.shard_gd_sums(*part, factor, **gradient)
+            weights, softmax, lambda j, *part: self.kernels.shard_gd_sums(*part, factor, **own)
         )
 
     def _weighted(self, weights: Tensor, options: dict[str, Any], sums_of: Any) -> tuple[Tensor, Tensor]:
@@ -163,7 +182,7 @@ class Shard:
         features, scale = self._scaled(j)
         labels = self._labels(self.segments[j])
         result: tuple[Tensor, Tensor] = self.kernels.shard_softmax(
-            features, labels, scale, weights.to(self.real), log_p, before, **options
+            features, labels, scale, weights.to(self.real), log_p, before, **options, mean=self.mean
         )
         return result
 
@@ -184,7 +203,13 @@ class Shard:
             features, scale = self._scaled(j)
             labels = self._labels(part)
             *results, status = self.kernels.shard_classify(
-                features, labels, scale, weights, temperature=temperature, probs="probs" in names
+                features,
+                labels,
+                scale,
+                weights.to(self.real),
+                temperature=temperature,
+                probs="probs" in names,
+                mean=self.mean,
             )
             code, position, value = status.tolist()
             if code:
@@ -282,10 +307,11 @@ class TorchKernels:
         power: float,
         entropy_order: float,
         terms: bool,
+        mean: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         n, classes = len(features), len(weights)
         support, query = labels >= 0, labels == QUERY
-        log_p = TorchKernels.log_probs(features, scale, weights, temperature)  # [n, K]
+        log_p = TorchKernels.log_probs(features, scale, mean, weights, temperature)  # [n, K]
         p = log_p.exp()
         c = support.double() * support_weight + query.double() * query_weight
         columns = log_p.new_zeros(3, classes, dtype=torch.float64)
@@ -321,6 +347,7 @@ class TorchKernels:
         query_weight: float,
         power: float,
         exact: bool,
+        mean: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         log_p = log_probs[: len(features) * len(factor)].view(len(features), len(factor)) * log(2)
         offset = factor * log(2) if exact else -factor.log()
@@ -330,7 +357,7 @@ class TorchKernels:
         target = q.clone()
         target[support, labels[support]] = 1
         x = c[:, None] * (target - log_p.exp())
-        return TorchKernels.product(x, features, scale), q.sum(dim=0, dtype=torch.float64)
+        return TorchKernels.product(x, features, scale, mean), q.sum(dim=0, dtype=torch.float64)
 
     @staticmethod
     def shard_gd_sums(
@@ -344,6 +371,7 @@ class TorchKernels:
         query_weight: float,
         alpha: float,
         entropy_order: float,
+        mean: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         log_p = log_probs[: len(features) * len(marginal)].view(len(features), len(marginal)) * log(2)
         p = log_p.exp()
@@ -353,31 +381,41 @@ class TorchKernels:
         y = torch.zeros_like(p)
         y[support, labels[support]] = 1
         g += (p - y) * (support.to(p) * support_weight)[:, None]
-        return TorchKernels.product(g, features, scale), g.sum(dim=0, dtype=torch.float64)
+        return TorchKernels.product(g, features, scale, mean), g.sum(dim=0, dtype=torch.float64)
 
     @staticmethod
     def shard_classify(
-        features: Tensor, labels: Tensor, scale: Tensor, weights: Tensor, *, temperature: float, probs: bool
+        features: Tensor,
+        labels: Tensor,
+        scale: Tensor,
+        weights: Tensor,
+        *,
+        temperature: float,
+        probs: bool,
+        mean: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         used = labels != PADDING
-        p = TorchKernels.log_probs(features, scale, weights, temperature).exp()
+        p = TorchKernels.log_probs(features, scale, mean, weights, temperature).exp()
         p = torch.where(used[:, None], p, 0)
         confidences, predictions = p.max(dim=1)
         status = torch.tensor([0 if p.isfinite().all() else RESULT_NOT_FINITE, 0, 0])
         return p[: len(p) if probs else 0], torch.where(used, predictions, PADDING), confidences, status
 
     @staticmethod
-    def log_probs(features: Tensor, scale: Tensor, weights: Tensor, temperature: float) -> Tensor:
+    def log_probs(
+        features: Tensor, scale: Tensor, mean: Tensor | None, weights: Tensor, temperature: float
+    ) -> Tensor:
         """log p [n, K] = log_softmax_k(tau (z_i . w_k - ||w_k||^2 / 2))"""
-        logits = (rows_of(features, scale, weights.dtype) @ weights.T) * scale[:, None]
+        logits = rows_of(features, scale, weights.dtype, mean) @ weights.T
         return (temperature * (logits - weights.square().sum(dim=1) / 2)).log_softmax(dim=1)
 
     @staticmethod
-    def product(x: Tensor, features: Tensor, scale: Tensor) -> Tensor:
+    def product(x: Tensor, features: Tensor, scale: Tensor, mean: Tensor | None) -> Tensor:
         """sum_i x_ik z_i [K, d]"""
-        return ((x * scale[:, None]).T @ rows_of(features, scale, x.dtype)).double()
+        return (x.T @ rows_of(features, scale, x.dtype, mean)).double()
 
 
-def rows_of(features: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Without the ignored rows, which may hold anything."""
-    return torch.where((scale != 0)[:, None], features.to(dtype), 0)
+def rows_of(features: Tensor, scale: Tensor, dtype: torch.dtype, mean: Tensor | None) -> Tensor:
+    """z_i = scale_i x_i, minus the mean if there is one. Ignored rows may hold anything: they count as 0."""
+    z = torch.where((scale != 0)[:, None], features.to(dtype) * scale[:, None], 0)
+    return z if mean is None else z - mean

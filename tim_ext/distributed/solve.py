@@ -162,9 +162,12 @@ def classify(
     shard = Shard(rows, torch.full((1,), QUERY, device=rows.device).expand(len(rows)), normalize)
     _check_rows(*shard.measure())
     shard.open(len(w), 0, False)
+    w = w.to(rows.device, torch.float64)
+    centre = w.mean(dim=0).to(shard.real)
+    shard.centre(centre)
     return Labels(
         **{"probs": None, "predictions": None, "confidences": None}
-        | shard.classify(w.to(rows.device, shard.real), temperature, names)
+        | shard.classify(w - centre, temperature, names)
     )
 
 

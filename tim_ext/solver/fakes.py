@@ -89,7 +89,7 @@ def fake_shard_sums(
 
 
 def fake_shard_classify(
-    features: Tensor, labels: Tensor, scale: Tensor, weights: Tensor, *, temperature: float, probs: bool
+    features: Tensor, labels: Tensor, scale: Tensor, weights: Tensor, *, probs: bool, **options: object
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     n, dtype = features.shape[0], real(features)
     p = features.new_empty((n if probs else 0, weights.shape[0]), dtype=dtype)

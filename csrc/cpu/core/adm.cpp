@@ -1,5 +1,5 @@
 // A batch of TIM-ADM tasks: which form of the solver each task gets.
-#include "cpu/core/batch.h"
+#include "cpu/core/wide.h"
 
 namespace tim_ext {
 namespace {
@@ -42,14 +42,21 @@ void solve(const Batch& batch, const AdmParams& params, const Outputs& out, cons
   solve_batch<T>(
       batch, params.iterations, params.normalize, out, team,
       [&](int64_t n, int64_t classes) { return choose(n, classes).cost; },
-      [&](const Task& task, const T* scale, const TaskOutputs<T>& mine, Worker<T>& worker,
-          const Team& inner) {
+      [&](Task& task, const TaskOutputs<T>& mine, Worker<T>& worker, const Team& inner) {
+        if constexpr (sizeof(T) == 4)
+          if (is_wide(task, params.temperature, params.normalize, worker))
+            return solve_wide(task, params.iterations, mine, [&](const Batch& one, const Outputs& results) {
+              solve<double>(one, params, results, inner);
+            });
         const Kernels<T>& k = kernels<T>();
         // By the samples that count: padding must not change the result.
         const bool dual = choose(task.samples(), task.classes).dual;
-        if (dual) check_product(task.samples(), task.samples());  // G
+        if (dual)
+          check_product(task.samples(), task.samples());  // G
+        else
+          centre_task(worker, task);
         void* work = worker.solver.at_least((dual ? k.dual_workspace : k.primal_workspace)(task, params));
-        (dual ? k.dual : k.primal)(task, params, scale, mine, inner, work);
+        (dual ? k.dual : k.primal)(task, params, worker.scale.data(), mine, inner, work);
       });
 }
 

@@ -22,8 +22,14 @@ struct Worker {
   std::vector<int64_t> rows, position;
   std::vector<int32_t> labels;
   std::vector<int64_t> seen;
-  std::vector<T> scale;
+  std::vector<T> scale, mean;
+  std::vector<double> total;
 };
+
+// Bytes of a centred copy of a task's samples, at most. Beyond it, passes over the samples centre them block by block.
+constexpr int64_t kCentredCopy = 64 << 20;
+
+inline int64_t padded_dim(int64_t dim) { return round_up(dim, 16); }  // to 64 bytes of any type
 
 inline bool refuse(int64_t* status, Status code, int64_t position, int64_t value) {
   status[0] = static_cast<int64_t>(code);
@@ -90,7 +96,16 @@ bool arrange(const Batch& batch, int64_t t, int64_t classes_before, Worker<T>& w
   return true;
 }
 
-// A task ready to solve: its rows measured, extreme ones replaced by a copy of unit length; or refused.
+// Features replaced by a copy [N, dim] in the type computed in, whose scale is 1.
+template <class T>
+void use_copy(Worker<T>& w, Task& task, T* copy) {
+  std::iota(w.rows.begin(), w.rows.end(), int64_t(0));
+  std::fill(w.scale.begin(), w.scale.end(), T(1));
+  task.features = copy;
+  task.dtype = sizeof(T) == 4 ? Dtype::f32 : Dtype::f64;
+}
+
+// A task ready to solve: its rows measured, extreme ones replaced by a copy of unit length, and their mean; or refused.
 template <class T>
 bool prepare_task(const Batch& batch, int64_t t, int64_t classes_before, bool normalize, Worker<T>& w,
                   Task& task, int64_t* status) {
@@ -104,12 +119,24 @@ bool prepare_task(const Batch& batch, int64_t t, int64_t classes_before, bool no
   if (rows == Rows::extreme && normalize) {
     T* copy = static_cast<T*>(w.copy.at_least(task.samples() * task.dim * int64_t(sizeof(T))));
     kernels<T>().normalize_rows(task, copy);
-    std::iota(w.rows.begin(), w.rows.end(), int64_t(0));
-    std::fill(w.scale.begin(), w.scale.end(), T(1));
-    task.features = copy;
-    task.dtype = sizeof(T) == 4 ? Dtype::f32 : Dtype::f64;
+    use_copy(w, task, copy);
   }
+  w.total.resize(static_cast<size_t>(task.dim));
+  w.mean.resize(static_cast<size_t>(padded_dim(task.dim)));
+  kernels<T>().mean_row(task, w.scale.data(), w.total.data(), w.mean.data());
+  task.mean = w.mean.data();
   return true;
+}
+
+// For solvers that read the samples in every iteration: centred once, if the copy is not too large.
+template <class T>
+void centre_task(Worker<T>& w, Task& task) {
+  const int64_t bytes = task.samples() * task.dim * int64_t(sizeof(T));
+  if (bytes > kCentredCopy) return;
+  T* copy = static_cast<T*>(w.copy.at_least(bytes));
+  kernels<T>().centre_rows(task, w.scale.data(), copy);
+  use_copy(w, task, copy);
+  task.centred = true;
 }
 
 // Where the results of a task go in the flat outputs.
@@ -189,7 +216,7 @@ void for_tasks(const Batch& batch, const Team& team, int64_t rounds, Cost cost, 
     loop();
 }
 
-// Solves every task: solve(task, scale, outputs of the task, worker, team). Refused tasks get NaN.
+// Solves every task: solve(task, outputs of the task, worker, team). Refused tasks get NaN.
 template <class T, class Cost, class Solve>
 void solve_batch(const Batch& batch, int64_t iterations, bool normalize, const Outputs& out, const Team& team,
                  Cost cost, Solve solve) {
@@ -213,7 +240,7 @@ void solve_batch(const Batch& batch, int64_t iterations, bool normalize, const O
       return;
     }
     if (mine.probs && task.samples() < n) std::fill_n(mine.probs, n * K, T(0));  // padding
-    solve(task, worker.scale.data(), mine, worker, inner);
+    solve(task, mine, worker, inner);
   });
 }
 

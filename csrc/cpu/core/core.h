@@ -29,12 +29,14 @@ void gd_gradient(const Batch& batch, const GdParams& params, const Gradient& out
 
 // The halves of an iteration on a part of a task, which lies in task 0 of `part`; see kernels/shard-inl.h. T is the type
 // that features compute in, void where it is not known yet. A part with a label out of range is refused in status[3].
+// mean [dim] or null is subtracted from the samples; the caller has subtracted it from the weights.
 constexpr int64_t kShardLanes = 256;  // log p is kept for whole blocks of so many samples
 constexpr int64_t shard_lanes(int64_t samples) { return round_up(samples, kShardLanes); }
 
 template <class T>
 struct ShardSoftmax {
-  const T* scale = nullptr;    // [n]
+  const T* scale = nullptr;  // [n]
+  const T* mean = nullptr;
   const T* weights = nullptr;  // [K, dim]
   T* log_probs = nullptr;      // [shard_lanes(n) * K], written
   T* before = nullptr;         // [shard_lanes(n) * K] p at the weights before, replaced by p; or null
@@ -43,7 +45,8 @@ struct ShardSoftmax {
 };
 template <class T>
 struct ShardSums {
-  const T* scale = nullptr;   // [n]
+  const T* scale = nullptr;  // [n]
+  const T* mean = nullptr;
   T* log_probs = nullptr;     // [shard_lanes(n) * K], only read
   const T* factor = nullptr;  // [K] see From (TIM-ADM), or marginal_k of gradient_block (TIM-GD)
   double* sums = nullptr;     // [K, dim]
@@ -51,7 +54,8 @@ struct ShardSums {
 };
 template <class T>
 struct ShardClassify {
-  const T* scale = nullptr;        // [n]
+  const T* scale = nullptr;  // [n]
+  const T* mean = nullptr;
   const T* weights = nullptr;      // [K, dim]
   T* probs = nullptr;              // [n, K] or null
   int64_t* predictions = nullptr;  // [n]

@@ -1,5 +1,5 @@
 // Batches of TIM-GD tasks, and the gradient of TIM at given weights.
-#include "cpu/core/batch.h"
+#include "cpu/core/wide.h"
 
 namespace tim_ext {
 namespace {
@@ -11,10 +11,15 @@ void solve(const Batch& batch, const GdParams& params, const Outputs& out, const
       [&](int64_t n, int64_t classes) {
         return double(params.iterations) * 2 * double(n) * double(batch.dim) * double(classes);
       },
-      [&](const Task& task, const T* scale, const TaskOutputs<T>& mine, Worker<T>& worker,
-          const Team& inner) {
+      [&](Task& task, const TaskOutputs<T>& mine, Worker<T>& worker, const Team& inner) {
+        if constexpr (sizeof(T) == 4)
+          if (is_wide(task, params.temperature, params.normalize, worker))
+            return solve_wide(task, params.iterations, mine, [&](const Batch& one, const Outputs& results) {
+              solve<double>(one, params, results, inner);
+            });
+        centre_task(worker, task);
         void* work = worker.solver.at_least(kernels<T>().gd_workspace(task, params));
-        kernels<T>().gd(task, params, scale, mine, inner, work);
+        kernels<T>().gd(task, params, worker.scale.data(), mine, inner, work);
       });
 }
 
@@ -33,6 +38,7 @@ void differentiate(const Batch& batch, const GdParams& params, const Gradient& o
         Task task;
         if (prepare_task(batch, t, place.classes_before, params.normalize, worker, task,
                          out.status + 3 * t)) {
+          centre_task(worker, task);
           void* work = worker.solver.at_least(kernels<T>().gd_workspace(task, params));
           kernels<T>().gd_gradient(task, params, worker.scale.data(), mine, inner, work);
         } else {

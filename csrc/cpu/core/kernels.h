@@ -17,6 +17,10 @@ struct Task {
   const int32_t* labels = nullptr;    // [N] class, or -1 for a query
   int64_t support = 0, query = 0, classes = 0;
   const double* class_prior = nullptr;  // [K] or null: uniform
+  // [dim], of the type computed in and padded to 64 bytes: a vector that is subtracted from every sample and every w_k,
+  // so that a part that all samples share costs no digits. Null: nothing is subtracted.
+  const void* mean = nullptr;
+  bool centred = false;  // features are z_i = scale_i x_i - mean already, of the type computed in
   int64_t samples() const { return support + query; }
 };
 
@@ -38,7 +42,8 @@ struct TaskGradient {
   T* terms = nullptr;          // [3]
 };
 
-constexpr int64_t kStepRows = 128;  // samples that one call of distance_softmax takes at most
+constexpr int64_t kStepRows = 128;     // samples that one call of distance_softmax takes at most
+constexpr int64_t kStepColumns = 192;  // columns of W that one call of w_update takes at most
 
 // What measuring the rows of a task says.
 enum class Rows {
@@ -53,6 +58,10 @@ struct Kernels {
   Rows (*measure_rows)(const Task&, bool normalize, T* scale, int64_t* bad);
   // out[i, :] = x_i / ||x_i|| without overflow; for tasks with extreme rows.
   void (*normalize_rows)(const Task&, T* out);
+  // The mean of scale_i x_i [dim, padded to 64 bytes]; total [dim] is scratch.
+  void (*mean_row)(const Task&, const T* scale, double* total, T* mean);
+  // out[i, :] = scale_i x_i - task.mean
+  void (*centre_rows)(const Task&, const T* scale, T* out);
   // Bytes of 64-byte aligned workspace for one task.
   int64_t (*dual_workspace)(const Task&, const AdmParams&);
   int64_t (*primal_workspace)(const Task&, const AdmParams&);

@@ -10,13 +10,18 @@ struct Part {
   Task task;
 
   // Samples in solver order, and `scale`, which is in the caller's, with them. False if there is nothing to do.
-  bool open(const Batch& part, const void* scale, int64_t* status) {
+  bool open(const Batch& part, const void* scale, const void* mean, int64_t* status) {
     status[0] = status[1] = status[2] = 0;
     if (!order_samples(part, 0, 0, worker, task, status)) return false;
     worker.scale.resize(worker.rows.size());
     if (scale)
       for (size_t i = 0; i < worker.scale.size(); ++i)
         worker.scale[i] = static_cast<const T*>(scale)[worker.position[i]];
+    if (mean) {
+      worker.mean.assign(static_cast<size_t>(padded_dim(part.dim)), T(0));
+      std::copy_n(static_cast<const T*>(mean), part.dim, worker.mean.begin());
+      task.mean = worker.mean.data();
+    }
     return task.samples() > 0;
   }
   void* workspace(int64_t more = 0) {
@@ -33,7 +38,7 @@ void shard_scale(const Batch& part, bool normalize, void* scale, bool* extreme, 
     using T = decltype(zero);
     Part<T> p;
     std::fill_n(static_cast<T*>(scale), part.offsets[1], T(0));
-    if (!p.open(part, nullptr, status)) return;
+    if (!p.open(part, nullptr, nullptr, status)) return;
     constexpr int64_t kPieceRows = 1024;
     const int64_t N = p.task.samples(), pieces = (N + kPieceRows - 1) / kPieceRows;
     std::vector<Rows> found(static_cast<size_t>(pieces));
@@ -68,7 +73,7 @@ void shard_softmax(const Batch& part, const ShardParams& params, const ShardSoft
   with_real(part.dtype, [&](auto zero) {
     using T = decltype(zero);
     Part<T> p;
-    if (!p.open(part, arrays.scale, status)) {
+    if (!p.open(part, arrays.scale, arrays.mean, status)) {
       const int64_t K = part.classes[0];
       std::fill_n(arrays.columns, 3 * K, 0.0);
       std::fill_n(arrays.columns + K, K, -std::numeric_limits<double>::infinity());
@@ -92,7 +97,7 @@ void shard_sums(const Batch& part, const ShardParams& params, const ShardSums<vo
   with_real(part.dtype, [&](auto zero) {
     using T = decltype(zero);
     Part<T> p;
-    if (!p.open(part, arrays.scale, status)) {
+    if (!p.open(part, arrays.scale, arrays.mean, status)) {
       std::fill_n(arrays.sums, part.classes[0] * part.dim, 0.0);
       std::fill_n(arrays.totals, part.classes[0], 0.0);
       return;
@@ -121,7 +126,7 @@ void shard_classify(const Batch& part, const ShardParams& params, const ShardCla
     std::fill_n(mine.predictions, n, kPadding);
     std::fill_n(mine.confidences, n, T(0));
     if (mine.probs) std::fill_n(mine.probs, n * K, T(0));
-    if (!p.open(part, arrays.scale, status)) return;
+    if (!p.open(part, arrays.scale, arrays.mean, status)) return;
     mine.scale = p.worker.scale.data();
     kernels<T>().shard_classify(p.task, params, mine, status, team,
                                 p.workspace(shard_lanes(p.task.samples()) * K * int64_t(sizeof(T))));

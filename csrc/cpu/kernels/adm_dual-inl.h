@@ -4,6 +4,7 @@
 //   U_k = G (C_k - C_K)          = z_i . (w_k - w_K), only K - 1 products
 //   shift_k = tau/2 U_k . (C_k + C_K) = tau/2 (||w_k||^2 - ||w_K||^2)
 //   C_ik <- (X_ik + B_k C_ik) / D_k,   D_k = c_S |S_k| + c_Q sum over Q of q_ik
+// The columns of C sum to 1, so that the task's mean may be subtracted from all z_i, and is: G is that of z_i - mean.
 //
 // Layout: G in column panels of up to 3 vectors, [panel][row j][columns of the panel], so that a product
 // reads it in order. U, p, x class-major, [K][lanes]; C as C_k - C_K, k < K, and C_K.
@@ -47,6 +48,7 @@ class Dual {
     packed_ = pack.take<T>(lanes_ * kChunk);
     pointers_ = result.take<const T*>(rows);
     coefficients_ = result.take<T>(K * rows);
+    rest_ = result.take<double>(K);
     converted_ = rows_need_scratch<T>(task) ? result.take<T>(rows * task.dim) : nullptr;
     arena = pack.used() > result.used() ? pack : result;
   }
@@ -104,17 +106,25 @@ class Dual {
     Block<T> all = block(0);
     write_results(task_, out, all, 0, task_.samples());
     if (!out.weights) return;
-    // w_k = sum_i C_ik z_i
+    // w_k = sum_i C_ik (z_i - mean) + mean = sum_i C_ik z_i + rest_k mean,   rest_k = 1 - sum_i C_ik: rounding
     const int64_t K = task_.classes, rows = rows_per_block<T>(task_);
     for (int64_t i0 = 0; i0 < task_.samples(); i0 += rows) {
       const int64_t n = task_.samples() - i0 < rows ? task_.samples() - i0 : rows;
       row_pointers(task_, i0, n, converted_, pointers_);
-      for (int64_t k = 0; k < K; ++k)
-        for (int64_t i = 0; i < n; ++i)
-          coefficients_[k * rows + i] =
-              ((k < K - 1 ? difference_[k * lanes_ + i0 + i] : T(0)) + last_[i0 + i]) * scale_[i0 + i];
+      for (int64_t k = 0; k < K; ++k) {
+        double sum = 0;
+        for (int64_t i = 0; i < n; ++i) {
+          const T c = (k < K - 1 ? difference_[k * lanes_ + i0 + i] : T(0)) + last_[i0 + i];
+          coefficients_[k * rows + i] = c * scale_[i0 + i];
+          sum += double(c);
+        }
+        rest_[k] = (i0 > 0 ? rest_[k] : 1.0) - sum;
+      }
       accumulate_rows(pointers_, n, coefficients_, rows, K, task_.dim, i0 > 0, out.weights, task_.dim);
     }
+    const T* const mean = static_cast<const T*>(task_.mean);
+    for (int64_t k = 0; k < K; ++k)
+      for (int64_t j = 0; j < task_.dim; ++j) out.weights[k * task_.dim + j] += T(rest_[k]) * mean[j];
   }
 
   ClassState<T> state;
@@ -316,6 +326,7 @@ class Dual {
   int64_t lanes_, vectors_;
   T *gram_, *difference_, *last_, *logits_, *log_total_, *q_inverse_, *inverse_, *p_, *x_, *before_, *packed_,
       *coefficients_, *converted_;
+  double* rest_;
   const T** pointers_;
   typename Simd<T>::Int* labels_;
   Vec<T>* shift_parts_;  // [panels][K - 1]

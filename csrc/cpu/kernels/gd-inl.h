@@ -169,7 +169,8 @@ class Gd : public PrimalPasses<T> {
     const T* const weights = given.weights;
     T* const gradient_out = given.gradient;
     for (int64_t k = 0; k < K; ++k)
-      for (int64_t j = 0; j < pitch; ++j) this->weights_[k * pitch + j] = j < d ? weights[k * d + j] : T(0);
+      for (int64_t j = 0; j < pitch; ++j)
+        this->weights_[k * pitch + j] = j < d ? weights[k * d + j] - this->mean_at(j) : T(0);
     this->keep_weights();
     probabilities<0>(true);
     terms(given.terms);

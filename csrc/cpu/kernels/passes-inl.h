@@ -6,6 +6,7 @@
 //
 // Samples run in blocks of rows that fit L2; consecutive blocks form chunks, the pieces that threads share.
 // Both depend on the task's shape alone, and chunks are added in order, so the threads never change a bit.
+// z_i and w_k are those of the task minus its mean, which W gets back at the end: distances are the same.
 // Memory beyond the features: log p (N K numbers) and one A (K d) per chunk. Rows of W, A and the like are padded
 // with zeros to whole vectors.
 #pragma once
@@ -71,7 +72,8 @@ class PrimalPasses {
     x_ = arena.take<T>(chunks_ * K * rows_);
     q_inverse_ = arena.take<T>(chunks_ * rows_);
     pointers_ = arena.take<const T*>(chunks_ * rows_);
-    converted_ = rows_need_scratch<T>(task) ? arena.take<T>(chunks_ * rows_ * task.dim) : nullptr;
+    converted_ = samples_need_scratch<T>(task) ? arena.take<T>(chunks_ * rows_ * task.dim) : nullptr;
+    ones_ = centring(task) ? arena.take<T>(rows_) : nullptr;
     column_ = reinterpret_cast<Vec<T>*>(arena.take<char>(pieces_ * 2 * K * int64_t(sizeof(Vec<T>))));
     shift_parts_ = arena.take<T>(pieces_ * K);
     state = take_class_state<T>(arena, K, blocks, chunks_);
@@ -80,17 +82,24 @@ class PrimalPasses {
   const Team& team() const { return team_; }
   bool restores() const { return restore_; }  // p is made from log p where it is needed again
 
+  // Labels, and what centred samples are scaled by.
+  void prepare_samples() {
+    fill_labels(task_, blocks * rows_, labels_, state);
+    if (ones_)
+      for (int64_t i = 0; i < rows_; ++i) ones_[i] = T(1);
+  }
+
   // W = the prototypes; the support samples come first.
   void prepare() {
-    fill_labels(task_, blocks * rows_, labels_, state);
+    prepare_samples();
     const int64_t K = task_.classes;
     for (int64_t j = 0; j < K * pitch_; ++j) weights_[j] = T(0);
     for (int64_t j = 0; j < chunks_ * K * pitch_; ++j) sums_[j] = T(0);
     for (int64_t i = 0; i < task_.support; ++i) {
       const T* x;
-      row_pointers(task_, i, 1, converted_, &x);
+      sample_pointers(task_, scale_, i, 1, converted_, &x);
       T* w = weights_ + task_.labels[i] * pitch_;
-      const T share = scale_[i] / state.count[task_.labels[i]];
+      const T share = scales(i)[0] / state.count[task_.labels[i]];
       for (int64_t j = 0; j < task_.dim; ++j) w[j] += share * x[j];
     }
     keep_weights();
@@ -101,8 +110,8 @@ class PrimalPasses {
     each_piece([&](Block<T>& block, int64_t b, int64_t chunk) {
       const int64_t i0 = b * rows_, n = count(b);
       const T** x = pointers_ + chunk * rows_;
-      row_pointers(task_, i0, n, scratch(chunk), x);
-      dot_rows(x, scale_ + i0, n, difference_, pitch_, task_.classes - 1, task_.dim, block.logits, rows_);
+      sample_pointers(task_, scale_, i0, n, scratch(chunk), x);
+      dot_rows(x, scales(i0), n, difference_, pitch_, task_.classes - 1, task_.dim, block.logits, rows_);
       for (int64_t k = 0; k < task_.classes - 1; ++k)
         for (int64_t i = n; i < block.vectors * W; ++i) block.logits[k * rows_ + i] = T(0);
       f(block, b, chunk);
@@ -115,10 +124,11 @@ class PrimalPasses {
       const int64_t i0 = b * rows_, n = count(b);
       if (restore_) restore_block(K, c_, block);  // otherwise it is still there
       f(block, b, chunk);
+      const T* scale = scales(i0);
       for (int64_t k = 0; k < columns_; ++k)
-        for (int64_t i = 0; i < n; ++i) block.x[k * rows_ + i] *= scale_[i0 + i];
+        for (int64_t i = 0; i < n; ++i) block.x[k * rows_ + i] *= scale[i];
       const T** x = pointers_ + chunk * rows_;
-      row_pointers(task_, i0, n, scratch(chunk), x);
+      sample_pointers(task_, scale_, i0, n, scratch(chunk), x);
       accumulate_rows(x, n, block.x, rows_, columns_, task_.dim, b > chunk * chunk_blocks_,
                       sums_ + chunk * K * pitch_, pitch_);
     });
@@ -199,7 +209,8 @@ class PrimalPasses {
     }
     if (out.weights)
       for (int64_t k = 0; k < task_.classes; ++k)
-        for (int64_t j = 0; j < task_.dim; ++j) out.weights[k * task_.dim + j] = weights_[k * pitch_ + j];
+        for (int64_t j = 0; j < task_.dim; ++j)
+          out.weights[k * task_.dim + j] = weights_[k * pitch_ + j] + mean_at(j);
   }
 
  protected:
@@ -208,6 +219,8 @@ class PrimalPasses {
   int64_t count(int64_t b) const {
     return (b + 1) * rows_ < task_.samples() ? rows_ : task_.samples() - b * rows_;
   }
+  const T* scales(int64_t i0) const { return ones_ ? ones_ : scale_ + i0; }
+  T mean_at(int64_t j) const { return task_.mean ? static_cast<const T*>(task_.mean)[j] : T(0); }
   T* scratch(int64_t chunk) { return converted_ ? converted_ + chunk * rows_ * task_.dim : nullptr; }
   template <class F>
   void each_piece(F f) {
@@ -248,7 +261,7 @@ class PrimalPasses {
   bool restore_;     // p is made from log p in the weighted pass
   int64_t pitch_, rows_, chunk_blocks_, chunks_, pieces_;
   T *weights_, *difference_, *logits_, *before_, *sums_, *log_total_, *inverse_, *p_, *x_, *q_inverse_,
-      *converted_, *shift_parts_;
+      *converted_, *ones_, *shift_parts_;
   const T** pointers_;
   typename Simd<T>::Int* labels_;
   Vec<T>* column_;

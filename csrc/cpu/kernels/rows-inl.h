@@ -134,29 +134,89 @@ void normalize_rows(const Task& task, T* out) {
   });
 }
 
-// out[c][i] = scale_i x_i[c0 + c] for the samples i = i0 .. i0 + rows - 1 (zero beyond the last one),
+// mean [dim] of scale_i x_i over the samples, 0 up to a whole vector. Any vector near it would do, but whatever subtracts
+// it subtracts the same one: it depends on the samples and their order alone. Sums of 256 rows go into `total` [dim].
+template <class T>
+void mean_row(const Task& task, const T* scale, double* total, T* mean) {
+  constexpr int W = kWidth<T>;
+  constexpr int64_t kRows = 256;
+  const int64_t N = task.samples(), d = task.dim, pitch = round_up(d, W);
+  for (int64_t c = 0; c < d; ++c) total[c] = 0;
+  with_features<T>(task, [&](auto* features) {
+    for (int64_t i0 = 0; i0 < N; i0 += kRows) {
+      const int64_t end = i0 + kRows < N ? i0 + kRows : N;
+      for (int64_t c = 0; c < pitch; c += W) store(mean + c, Vec<T>{});
+      for (int64_t i = i0; i < end; i += 4) {
+        decltype(features) x[4];
+        T s[4];
+        for (int64_t r = 0; r < 4; ++r) {
+          x[r] = features + task.rows[i + r < end ? i + r : i] * d;
+          s[r] = i + r < end ? scale[i + r] : T(0);
+        }
+        int64_t c = 0;
+        for (; c + W <= d; c += W)
+          store(mean + c, load(mean + c) + (load_row<T>(x[0] + c) * s[0] + load_row<T>(x[1] + c) * s[1]) +
+                              (load_row<T>(x[2] + c) * s[2] + load_row<T>(x[3] + c) * s[3]));
+        if (c < d)
+          for (int r = 0; r < 4; ++r)
+            store(mean + c, load(mean + c) + load_row_tail<T>(x[r] + c, d - c) * s[r]);
+      }
+      for (int64_t c = 0; c < d; ++c) total[c] += double(mean[c]);
+    }
+  });
+  for (int64_t c = 0; c < d; ++c) mean[c] = T(total[c] / double(N));
+}
+
+// z [dim] = scale x - mean
+template <class T, class In>
+TIM_INLINE void centre_row(const In* x, T scale, const T* mean, int64_t dim, T* z) {
+  constexpr int W = kWidth<T>;
+  int64_t c = 0;
+  for (; c + W <= dim; c += W) store(z + c, load_row<T>(x + c) * scale - load(mean + c));
+  if (c < dim) {
+    const Vec<T> tail = load_row_tail<T>(x + c, dim - c) * scale - load(mean + c);
+    for (int64_t j = 0; c + j < dim; ++j) z[c + j] = tail[j];
+  }
+}
+
+// out[i, :] = scale_i x_i - mean, which may replace x_i.
+template <class T>
+void centre_rows(const Task& task, const T* scale, T* out) {
+  with_features<T>(task, [&](auto* features) {
+    for (int64_t i = 0; i < task.samples(); ++i)
+      centre_row(features + task.rows[i] * task.dim, scale[i], static_cast<const T*>(task.mean), task.dim,
+                 out + i * task.dim);
+  });
+}
+
+// out[c][i] = scale_i x_i[c0 + c] - mean[c0 + c] for the samples i = i0 .. i0 + rows - 1 (zero beyond the last one),
 // rows a multiple of the vector width: a panel, transposed.
 template <class T>
 void pack_panel(const Task& task, const T* scale, int64_t i0, int64_t rows, int64_t c0, int64_t columns,
                 T* out) {
   constexpr int W = kWidth<T>;
+  const T* const mean = static_cast<const T*>(task.mean) + c0;
   with_features<T>(task, [&](auto* features) {
     for (int64_t b = 0; b < rows; b += W) {
       decltype(features) x[W];
       T s[W];
+      const int64_t count = task.samples() - (i0 + b);  // real lanes, if less than W
       for (int l = 0; l < W; ++l) {
-        bool real = i0 + b + l < task.samples();
-        x[l] = features + (real ? task.rows[i0 + b + l] : task.rows[0]) * task.dim + c0;
-        s[l] = real ? scale[i0 + b + l] : T(0);
+        x[l] = features + (l < count ? task.rows[i0 + b + l] : task.rows[0]) * task.dim + c0;
+        s[l] = l < count ? scale[i0 + b + l] : T(0);
       }
       for (int64_t c = 0; c < columns; c += W) {
         Vec<T> block[W];
         const int64_t left = columns - c;
-        if (left >= W) {
+        const Vec<T> m = load(mean + c);
+        if (left >= W && count >= W) {
 #pragma GCC unroll 16
-          for (int l = 0; l < W; ++l) block[l] = load_row<T>(x[l] + c) * s[l];
+          for (int l = 0; l < W; ++l) block[l] = load_row<T>(x[l] + c) * s[l] - m;
         } else {
-          for (int l = 0; l < W; ++l) block[l] = load_row_tail<T>(x[l] + c, left) * s[l];
+          for (int l = 0; l < W; ++l) {
+            const Vec<T> v = left >= W ? load_row<T>(x[l] + c) : load_row_tail<T>(x[l] + c, left);
+            block[l] = l < count ? v * s[l] - m : Vec<T>{};
+          }
         }
         transpose<T>(block);
         if (left >= W) {
@@ -170,7 +230,10 @@ void pack_panel(const Task& task, const T* scale, int64_t i0, int64_t rows, int6
   });
 }
 
-// Pointers to rows i0 .. i0 + n - 1 in type T: where they lie, or converted into `scratch` [n, dim].
+// Whether samples must still be centred: z_i = scale_i x_i - mean.
+inline bool centring(const Task& task) { return task.mean != nullptr && !task.centred; }
+
+// Pointers to rows x_i, i = i0 .. i0 + n - 1, in type T: where they lie, or converted into `scratch` [n, dim].
 template <class T>
 void row_pointers(const Task& task, int64_t i0, int64_t n, T* scratch, const T** pointers) {
   with_features<T>(task, [&](auto* features) {
@@ -192,6 +255,24 @@ void row_pointers(const Task& task, int64_t i0, int64_t n, T* scratch, const T**
 template <class T>
 bool rows_need_scratch(const Task& task) {
   return sizeof(T) == 4 && task.dtype != Dtype::f32;
+}
+// Pointers to samples z_i, up to a factor scale_i where none is subtracted: centred into `scratch`, or as above.
+template <class T>
+void sample_pointers(const Task& task, const T* scale, int64_t i0, int64_t n, T* scratch,
+                     const T** pointers) {
+  if (!centring(task)) return row_pointers(task, i0, n, scratch, pointers);
+  with_features<T>(task, [&](auto* features) {
+    for (int64_t i = 0; i < n; ++i) {
+      T* z = scratch + i * task.dim;
+      centre_row(features + task.rows[i0 + i] * task.dim, scale[i0 + i], static_cast<const T*>(task.mean),
+                 task.dim, z);
+      pointers[i] = z;
+    }
+  });
+}
+template <class T>
+bool samples_need_scratch(const Task& task) {
+  return centring(task) || rows_need_scratch<T>(task);
 }
 
 }  // namespace TIM_ISA

@@ -6,6 +6,7 @@
 //                   scalars = how far power log2 p_ik stays above underflow;  sum over S of log2 p_i,y(i);
 //                             sum over Q, k of p log_a p;  max |p - before|
 //   weighted half   sums_k = sum_i x_ik z_i,  totals_k = sum over Q of q_ik or sum_i g_ik
+// Where a mean is given, z_i is scale_i x_i minus it, and the weights are W minus it.
 #pragma once
 
 #include "cpu/kernels/gd-inl.h"
@@ -23,7 +24,7 @@ class Shard : public PrimalPasses<T> {
         const Team& team, Arena& arena)
       : Base(task, c, false, all_columns, scale, team, arena, kept(task, log_probs, before)) {}
 
-  void prepare() { fill_labels(this->task_, this->blocks * this->rows_, this->labels_, this->state); }
+  void prepare() { this->prepare_samples(); }
 
   void set_weights(const T* weights) {
     weight_differences(this->team_, weights, this->task_.classes, this->task_.dim, this->c_.tau,

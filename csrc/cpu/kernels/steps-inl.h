@@ -11,6 +11,9 @@
 namespace tim_ext {
 namespace TIM_ISA {
 
+constexpr int64_t kCentredRows =
+    12;  // samples of distance_softmax that are centred at a time: they stay in L1
+
 // log p and p of rows i0 .. i0 + n - 1 (n <= kStepRows) of a task.
 template <class T>
 void distance_softmax_step(const DistanceSoftmax<T>& s, int64_t task, int64_t i0, int64_t n, void* work) {
@@ -19,7 +22,9 @@ void distance_softmax_step(const DistanceSoftmax<T>& s, int64_t task, int64_t i0
   const T* const features = s.features + task * N * d;
   T* const probs = s.probs + task * N * K;
   T* const log_probs = s.log_probs + task * N * K;
-  T* difference = arena.take<T>(K * d);
+  T* difference = arena.take<T>(K * d);  // w_k - w_K
+  T* last = arena.take<T>(round_up(d, kWidth<T>));
+  T* centred = arena.take<T>(kCentredRows * d);
   T* shift = arena.take<T>(K);
   T* scale = arena.take<T>(kStepRows);
   const T** x = arena.take<const T*>(kStepRows);
@@ -38,14 +43,25 @@ void distance_softmax_step(const DistanceSoftmax<T>& s, int64_t task, int64_t i0
 
   Coefficients<T> c;
   c.tau = s.c.tau;
-  weight_differences(Team{1, nullptr}, s.weights + task * K * d, K, d, c.tau, difference, d, shift);
+  const T* const weights = s.weights + task * K * d;
+  for (int64_t j = 0; j < d; ++j) last[j] = weights[(K - 1) * d + j];
+  for (int64_t j = d; j < round_up(d, kWidth<T>); ++j) last[j] = T(0);
+  for (int64_t k = 0; k < K - 1; ++k) {
+    centre_row(weights + k * d, T(1), last, d, difference + k * d);
+    shift[k] = c.tau / 2 * squared_norm<T>(difference + k * d, d);
+  }
   for (int64_t i = 0; i < kStepRows; ++i) {
     labels[i] = typename Simd<T>::Int(kPadding);
     scale[i] = T(1);
-    x[i] = features + (i0 + (i < n ? i : 0)) * d;
+    x[i] = centred + i % kCentredRows * d;
   }
   for (int64_t j = 0; j < K * kStepRows; ++j) b.logits[j] = T(0);
-  dot_rows(x, scale, n, difference, d, K - 1, d, b.logits, kStepRows);
+  for (int64_t first = 0; first < n; first += kCentredRows) {
+    const int64_t count = n - first < kCentredRows ? n - first : kCentredRows;
+    for (int64_t i = 0; i < count; ++i)
+      centre_row(features + (i0 + first + i) * d, T(1), last, d, centred + i * d);
+    dot_rows(x, scale, count, difference, d, K - 1, d, b.logits + first, kStepRows);
+  }
   softmax_block<0, false>(K, c, shift, b, accumulators, sums);
   finish_block(K, b);
   for (int64_t i = 0; i < n; ++i)
@@ -133,7 +149,10 @@ void w_update_step(const WUpdate<T>& s, int64_t task, int64_t c0, int64_t n, voi
   double* b = arena.take<double>(K);
   double* t = arena.take<double>(K);
   T* coef = arena.take<T>(K * kStepRows);
+  T* last = arena.take<T>(kStepColumns);
+  T* centred = arena.take<T>(kStepRows * n);
   const T** x = arena.take<const T*>(kStepRows);
+  for (int64_t j = 0; j < kStepColumns; ++j) last[j] = j < n ? weights[(K - 1) * d + c0 + j] : T(0);
   int64_t support = 0, query = 0;
   for (int64_t i = 0; i < N; ++i) {
     support += labels[i] >= 0;
@@ -146,7 +165,8 @@ void w_update_step(const WUpdate<T>& s, int64_t task, int64_t c0, int64_t n, voi
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t label = labels[i0 + i];
       const T c = label >= 0 ? on_support : label == kQuery ? on_query : T(0);
-      x[i] = features + (i0 + i) * d + c0;
+      centre_row(features + (i0 + i) * d + c0, T(1), last, n, centred + i * n);
+      x[i] = centred + i * n;
       for (int64_t k = 0; k < K; ++k) {
         const T p = probs[(i0 + i) * K + k], target = assignments[(i0 + i) * K + k];
         coef[k * kStepRows + i] = c == T(0) ? T(0) : c * (target - p);
@@ -158,12 +178,14 @@ void w_update_step(const WUpdate<T>& s, int64_t task, int64_t c0, int64_t n, voi
   }
   for (int64_t k = 0; k < K; ++k)
     for (int64_t c = c0; c < c0 + n; ++c)
-      out[k * d + c] = stepped(T(t[k]), T(b[k]), weights[k * d + c], out[k * d + c]);
+      out[k * d + c] = stepped(T(t[k]), T(b[k]), weights[k * d + c], out[k * d + c], last[c - c0]);
 }
 
 inline int64_t step_workspace(const StepShape& shape) {
   const int64_t K = shape.classes;
-  return (K * shape.dim + K * (2 * kStepRows + 2 * 8 + 8) + 6 * kStepRows) * 8 + 2 * K * 64 + 16 * 64;
+  const int64_t centred = (kCentredRows + 1) * shape.dim + (kStepRows + 1) * kStepColumns;
+  return (K * shape.dim + centred + K * (2 * kStepRows + 2 * 8 + 8) + 6 * kStepRows) * 8 + 2 * K * 64 +
+         20 * 64;
 }
 
 }  // namespace TIM_ISA

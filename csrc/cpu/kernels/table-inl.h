@@ -18,6 +18,8 @@ constexpr Kernels<T> make_table() {
   Kernels<T> k{};
   k.measure_rows = measure_rows<T>;
   k.normalize_rows = normalize_rows<T>;
+  k.mean_row = mean_row<T>;
+  k.centre_rows = centre_rows<T>;
   k.dual_workspace = workspace_of<Dual<T>, AdmParams>;
   k.primal_workspace = workspace_of<PrimalAdm<T>, AdmParams>;
   k.dual = dual_solve<T>;

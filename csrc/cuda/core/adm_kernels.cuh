@@ -111,10 +111,11 @@ __global__ void __launch_bounds__(kThreads, 2)
   dual_finish(team, m.a, m.s);
   TIM_SYNC(team);
   float* const weights = problem.weights + task.first_class * problem.dim;
+  const float* const mean = mean_of(problem, task);
   const GroupedWeights<float> coefficients{m.s.difference, m.a.ld};
   accumulate_columns_by<4>(
       team, rows, m.a.n, problem.dim, coefficients, task.classes, m.scratch, 1, static_cast<float*>(nullptr),
-      [&](int k, int64_t column, float sum) { weights[k * problem.dim + column] = sum; });
+      [&](int k, int64_t column, float sum) { weights[k * problem.dim + column] = sum + mean[column]; });
 }
 
 // G in memory --------------------------------------------------------------------------------------
@@ -211,9 +212,11 @@ __global__ void __launch_bounds__(kThreads, 1)
               dual_finish(team, m.a, m.s);
               TIM_SYNC(team);
               T* const weights = problem.weights + task.first_class * problem.dim;
-              accumulate_columns(
-                  team, rows, m.a.n, problem.dim, m.s.difference, m.a.ld, task.classes, shared.scratch,
-                  m.sliced, [&](int k, int64_t column, T sum) { weights[k * problem.dim + column] = sum; });
+              const T* const mean = mean_of(problem, task);
+              accumulate_columns(team, rows, m.a.n, problem.dim, m.s.difference, m.a.ld, task.classes,
+                                 shared.scratch, m.sliced, [&](int k, int64_t column, T sum) {
+                                   weights[k * problem.dim + column] = sum + mean[column];
+                                 });
             });
 }
 

@@ -2,6 +2,7 @@
 //
 //   dual    w_k = sum_i C_ik z_i; state C [N, K], everything else from G = Z Z^T
 //   primal  W [K, d] explicit; two passes over the features per iteration
+// z_i and w_k are those of the task minus its mean (Problem::mean): distances are the same.
 //
 // A form provides  product(): log_p = z_i . (w_k - w_K) and shift;  update(): the next W from p, target, step, stay.
 // Both end with a barrier, and both begin by reading only what an earlier barrier has made visible.
@@ -129,7 +130,7 @@ __device__ void dual_finish(const Team& team, const TaskArrays<T>& a, const Dual
   }
 }
 
-// The samples as a matrix Z [n][pitch] of type T, of unit length and 0 beyond dim: read many times, and each time without
+// The samples as a matrix Z [n][pitch] of type T, centred and 0 beyond dim: read many times, and each time without
 // conversion, scaling or a look-up of rows.
 template <class T>
 __device__ void copy_rows(const Team& team, const FeatureRows<T>& rows, int n, T* z, int64_t pitch) {
@@ -184,7 +185,7 @@ __device__ void primal_start(Team& team, const TaskArrays<T>& a, const PrimalSta
     const int64_t c = j % s.pitch;
     T w = 0;
     if (given != nullptr) {
-      if (c < s.dim) w = given[k * s.dim + c];
+      if (c < s.dim) w = given[k * s.dim + c] - rows.mean[c];
     } else {
       for (int i = 0; i < a.n; ++i)
         if (a.label[i] == k) w += s.z[i * s.pitch + c];
@@ -222,8 +223,9 @@ __device__ void primal_finish(const Team& team, const PrimalState<T>& s, const P
                               const TaskEntry& task) {
   if (problem.weights == nullptr) return;
   T* const out = problem.weights + task.first_class * problem.dim;
+  const T* const mean = mean_of(problem, task);
   for (int64_t j = team.thread(); j < task.classes * s.dim; j += team.threads())
-    out[j] = s.weights[j / s.dim * s.pitch + j % s.dim];
+    out[j] = s.weights[j / s.dim * s.pitch + j % s.dim] + mean[j % s.dim];
 }
 
 // Memory and tasks of a kernel whose blocks take one task after the other, or all work on one.

@@ -141,7 +141,7 @@ struct Workspace {
   TaskSamples* samples;
   int *position, *label, *support_count;
   int64_t* row;
-  T* scale;
+  T *scale, *mean;
   unsigned char* slots;
   int64_t bytes, counter_count;
 };
@@ -162,6 +162,7 @@ Workspace<T> take_workspace(void* start, const Batch& batch, const Schedule& sch
   w.support_count = arena.take<int>(classes);
   w.row = arena.take<int64_t>(R);
   w.scale = arena.take<T>(2 * R);
+  w.mean = arena.take<T>(batch.tasks * round_up(batch.dim, kVector<T>));
   const int64_t before = arena.used();
   w.slots = static_cast<unsigned char*>(start) + round_up(before, 256);
   w.bytes = round_up(before, 256) + slots_bytes;
@@ -268,6 +269,8 @@ Problem<T> prepare(const Batch& batch, const Outputs& out, const Schedule& sched
   problem.row = w.row;
   problem.scale = w.scale;
   problem.support_count = w.support_count;
+  problem.mean = w.mean;
+  problem.mean_pitch = round_up(batch.dim, kVector<T>);
   problem.probs = static_cast<T*>(out.probs);
   problem.predictions = out.predictions;
   problem.weights = static_cast<T*>(out.weights);
@@ -278,6 +281,7 @@ Problem<T> prepare(const Batch& batch, const Outputs& out, const Schedule& sched
   Arena shared(nullptr);
   shared.take<int>(kWarps);
   for (int i = 0; i < 4; ++i) shared.take<int>(1);
+  shared.take<T>(kMeanPartial<T>);
   TIM_LAUNCH((prepare_kernel<T>), batch.tasks, kThreads, size_t(shared.used()), stream, problem, normalize);
   return problem;
 }

@@ -1,5 +1,5 @@
-// Before a solve: the task table in device memory, and for every task which samples count, their labels, rows
-// and lengths, and whether the task must be refused.
+// Before a solve: the task table in device memory, and for every task which samples count, their labels, rows,
+// lengths and mean, and whether the task must be refused.
 #pragma once
 
 #include "cuda/core/problem.cuh"
@@ -76,6 +76,36 @@ __device__ bool measure_row(const FeatureRows<T>& rows, int64_t i, bool normaliz
   return finite;
 }
 
+template <class T>
+constexpr int kMeanPartial = kWarps * kLanes * kVector<T>;  // elements of shared memory
+
+// The mean of the samples, by one block: lanes along the columns, warps along the samples. Any vector near it would do;
+// in this order it depends on the samples alone.
+template <class T>
+__device__ void mean_row(const FeatureRows<T>& rows, int n, T* partial, T* mean, int64_t pitch) {
+  constexpr int width = kLanes * kVector<T>;
+  const int thread = int(threadIdx.x), warp = thread / kLanes, lane = lane_id();
+  for (int64_t c0 = 0; c0 < pitch; c0 += width) {
+    const int64_t c = c0 + lane * kVector<T>;
+    T sum[kVector<T>], v[kVector<T>];
+#pragma unroll
+    for (int j = 0; j < kVector<T>; ++j) sum[j] = T(0);
+    for (int i = warp; i < n; i += kWarps) {
+      rows.load_scaled(rows.open(i), c, v);
+#pragma unroll
+      for (int j = 0; j < kVector<T>; ++j) sum[j] += v[j];
+    }
+    if (c0 > 0) __syncthreads();  // the sums of the columns before have been read
+    store_vector(partial + (warp * kLanes + lane) * kVector<T>, sum);
+    __syncthreads();
+    for (int j = thread; j < width && c0 + j < pitch; j += kThreads) {
+      T total = partial[j];
+      for (int w = 1; w < kWarps; ++w) total += partial[w * width + j];
+      mean[c0 + j] = total / T(n);
+    }
+  }
+}
+
 // One block per task. A warp takes 32 samples of a row of 256 at a time; where each goes follows from counting.
 template <class T>
 __global__ void __launch_bounds__(kThreads, 1) prepare_kernel(Problem<T> problem, bool normalize) {
@@ -87,6 +117,7 @@ __global__ void __launch_bounds__(kThreads, 1) prepare_kernel(Problem<T> problem
   int* first_missing = arena.take<int>(1);
   int* first_not_finite = arena.take<int>(1);
   int* support = arena.take<int>(1);
+  T* partial = arena.take<T>(kMeanPartial<T>);
   const int thread = int(threadIdx.x), warp = thread / kLanes, lane = lane_id();
   const TaskEntry task = problem.table[blockIdx.x];
   const int64_t at = task.first_sample;
@@ -143,6 +174,7 @@ __global__ void __launch_bounds__(kThreads, 1) prepare_kernel(Problem<T> problem
   __syncthreads();
 
   const bool refused = *first_bad != kNone || *first_missing != kNone || *first_not_finite != kNone;
+  if (!refused) mean_row(rows_of(problem, task), before, partial, mean_of(problem, task), problem.mean_pitch);
   if (thread == 0) {
     TaskSamples found{};
     found.count = before;

@@ -39,6 +39,10 @@ struct Problem {
   int64_t* row;          // [R]
   T* scale;  // [R, 2]: z = x * scale[0] * scale[1]; the first is a power of 2, 1 unless x is extreme
   int* support_count;  // [sum_t K_t]
+  // [T, mean_pitch], 0 beyond dim: subtracted from all samples and all w_k, so that a part that all samples share costs
+  // no digits; W gets it back at the end
+  T* mean;
+  int64_t mean_pitch;
 
   // results, or null; see Outputs
   T* probs;
@@ -85,6 +89,7 @@ struct FeatureRows {
   int64_t dim;
   const int64_t* row;  // of the task's samples
   const T* scale;
+  const T* mean;  // [dim], 0 up to a whole vector
 
   __device__ __forceinline__ T element(int64_t at) const {
     if constexpr (sizeof(T) == 8) return static_cast<const double*>(features)[at];
@@ -118,10 +123,20 @@ struct FeatureRows {
   __device__ __forceinline__ Row open(int64_t i) const {
     return {row[i] * dim, scale[2 * i], scale[2 * i + 1]};
   }
-  __device__ __forceinline__ void load(const Row& of, int64_t c, T (&v)[kVector<T>]) const {
+  __device__ __forceinline__ void load_scaled(const Row& of, int64_t c, T (&v)[kVector<T>]) const {
     load_at(of.start + c, c, v);
 #pragma unroll
     for (int j = 0; j < kVector<T>; ++j) v[j] = v[j] * of.a * of.b;
+  }
+  // z_i = x_i * scale - mean
+  __device__ __forceinline__ void load(const Row& of, int64_t c, T (&v)[kVector<T>]) const {
+    load_scaled(of, c, v);
+    if (c < dim) {
+      T m[kVector<T>];
+      load_vector(mean + c, m);
+#pragma unroll
+      for (int j = 0; j < kVector<T>; ++j) v[j] -= m[j];
+    }
   }
   __device__ __forceinline__ void load(int64_t i, int64_t c, T (&v)[kVector<T>]) const {
     load(open(i), c, v);
@@ -151,13 +166,18 @@ struct MatrixRows {
 };
 
 template <class T>
+__device__ __forceinline__ T* mean_of(const Problem<T>& problem, const TaskEntry& task) {
+  return problem.mean + task.task * problem.mean_pitch;
+}
+template <class T>
 __device__ FeatureRows<T> rows_of(const Problem<T>& problem, const TaskEntry& task) {
   return {problem.features,
           problem.dtype,
           problem.aligned,
           problem.dim,
           problem.row + task.first_sample,
-          problem.scale + 2 * task.first_sample};
+          problem.scale + 2 * task.first_sample,
+          mean_of(problem, task)};
 }
 
 }  // namespace cuda

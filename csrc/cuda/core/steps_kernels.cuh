@@ -25,22 +25,22 @@ struct PlainRows {
   }
 };
 
-// w_k - w_K
+// Rows minus w_K: of the samples and of the weights.
 template <class T>
 struct Differences {
-  PlainRows<T> weights;
+  PlainRows<T> rows, weights;
   int last;
 
-  __device__ __forceinline__ void load(int64_t k, int64_t c, T (&v)[kVector<T>]) const {
+  __device__ __forceinline__ void load(int64_t i, int64_t c, T (&v)[kVector<T>]) const {
     T w[kVector<T>];
-    weights.load(k, c, v);
+    rows.load(i, c, v);
     weights.load(last, c, w);
 #pragma unroll
     for (int j = 0; j < kVector<T>; ++j) v[j] -= w[j];
   }
 };
 
-// p and log p of 64 samples of a task. shift_k = tau/2 (||w_k||^2 - ||w_K||^2) is small work that every block repeats.
+// p and log p of 64 samples of a task. shift_k = tau/2 ||w_k - w_K||^2 is small work that every block repeats.
 constexpr int kSoftmaxRows = 64;
 template <class T>
 __global__ void __launch_bounds__(kThreads, 1)
@@ -63,14 +63,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (int k = warp; k < K - 1; k += kWarps) {
     T sum = 0;
     for (int64_t c = lane; c < shape.dim; c += kLanes) {
-      const T value = w.matrix[k * shape.dim + c];
-      sum += (value - last[c]) * (value + last[c]);
+      const T difference = w.matrix[k * shape.dim + c] - last[c];
+      sum += difference * difference;
     }
     sum = warp_sum(sum);
     if (lane == 0) shift[k] = tau / 2 * sum;
   }
   const Team team{0, 1, nullptr, 0};
-  dot_rows<T>(team, rows, n, shape.dim, Differences<T>{w, K - 1}, K - 1,
+  dot_rows<T>(team, Differences<T>{rows, w, K - 1}, n, shape.dim, Differences<T>{w, w, K - 1}, K - 1,
               [&](int k, int i, T value) { log_p[i * K + k] = value; });
   __syncthreads();
   for (int i = int(threadIdx.x); i < n; i += kThreads) {
@@ -175,6 +175,8 @@ __global__ void __launch_bounds__(kThreads, 1) w_update_kernel(WUpdate<T> step, 
   const int64_t* const label = step.labels + task * N;
   const PlainRows<T> rows{step.features + task * N * shape.dim, shape.dim, aligned};
   const T* const w = step.weights + task * K * shape.dim;
+  const T* const last = w + (K - 1) * shape.dim;
+  const Differences<T> centred{rows, PlainRows<T>{w, shape.dim, aligned}, K - 1};
   T* const to = step.out + task * K * shape.dim;
 
   if (threadIdx.x < 2) count[threadIdx.x] = 0;
@@ -209,10 +211,10 @@ __global__ void __launch_bounds__(kThreads, 1) w_update_kernel(WUpdate<T> step, 
   }
   // No barrier here: sum_p and mass are read only after the one in accumulate_columns.
   Team team{int(blockIdx.x % groups), groups, nullptr, 0};
-  accumulate_columns_by<kClassTile>(team, rows, N, shape.dim, c, K, partial, 1, static_cast<T*>(nullptr),
+  accumulate_columns_by<kClassTile>(team, centred, N, shape.dim, c, K, partial, 1, static_cast<T*>(nullptr),
                                     [&](int k, int64_t column, T sum) {
                                       const int64_t at = k * shape.dim + column;
-                                      to[at] = stepped(mass[k], sum_p[k], w[at], sum);
+                                      to[at] = stepped(mass[k], sum_p[k], w[at], sum, last[column]);
                                     });
 }
 
