@@ -1,7 +1,8 @@
-"""No command writes over what it reads."""
+"""No command writes over what it reads, or formulas into a spreadsheet unless they are wanted."""
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -142,3 +143,46 @@ def test_training_and_extraction(tmp_path: Path, capsys) -> None:
     )
     assert capsys.readouterr().err == text
     assert checkpoint.read_bytes() == b"weeks of work"
+
+
+# Cells that a spreadsheet would run ---------------------------------------------------------------
+
+
+def cells_of(path: Path, column: str) -> set[str]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return {row[column] for row in csv.DictReader(file)}
+
+
+def test_labels_in_a_spreadsheet(pool: Path, tmp_path: Path) -> None:
+    """As they were given, unless it is asked for."""
+    names = ["=1+1", "@a", "-3", "b=c"]
+    (tmp_path / "support.csv").write_text("".join(f"{row},{name}\n" for row, name in enumerate(names)))
+    given = ["label", str(pool), "--support", str(tmp_path / "support.csv"), "--iterations", "1", "--out"]
+    assert main([*given, str(tmp_path / "out.csv")]) == 0
+    assert cells_of(tmp_path / "out.csv", "label") == set(names)
+    assert main([*given, str(tmp_path / "safe.csv"), "--spreadsheet-safe"]) == 0
+    assert cells_of(tmp_path / "safe.csv", "label") == {"'=1+1", "'@a", "'-3", "b=c"}
+
+
+def test_names_of_methods_in_a_spreadsheet(pool: Path, tmp_path: Path) -> None:
+    given = ["evaluate", str(pool), "--methods", "@a=prototype", "b=tim-adm", "--tasks", "3", "--shots", "1"]
+    for options, names in (([], {"@a", "b"}), (["--spreadsheet-safe"], {"'@a", "b"})):
+        assert main([*given, "--out", str(tmp_path), *options]) == 0
+        assert cells_of(tmp_path / "evaluation.csv", "method") == names
+        assert not any(cell.startswith("'") for cell in cells_of(tmp_path / "evaluation.csv", "difference"))
+
+
+def test_names_of_images_in_a_spreadsheet(tmp_path: Path) -> None:
+    pytest.importorskip("PIL.Image")
+    pytest.importorskip("safetensors")
+    from helpers.drawings import run_predict, write_folders
+
+    write_folders(tmp_path)
+    (tmp_path / "support" / "rings").rename(tmp_path / "support" / "=rings")
+    (tmp_path / "query" / "day0").rename(tmp_path / "query" / "+day0")
+    assert run_predict(tmp_path) == 0
+    assert {"=rings", "stripes", "zigzag"} == cells_of(tmp_path / "out" / "predictions.csv", "class")
+    assert run_predict(tmp_path, "--spreadsheet-safe") == 0
+    assert {"'=rings", "stripes", "zigzag"} == cells_of(tmp_path / "out" / "predictions.csv", "class")
+    starts = {path[:5] for path in cells_of(tmp_path / "out" / "predictions.csv", "path")}
+    assert starts == {"'+day", "day1/"}

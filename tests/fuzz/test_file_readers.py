@@ -27,14 +27,14 @@ def fuzz(run_python, folder: Path, seconds: int, seed: int) -> dict[str, int]:
 
 
 def test_for_some_seconds(run_python, tmp_path) -> None:
-    assert fuzz(run_python, tmp_path, 4, seed=0)["cases"] > 200
+    assert fuzz(run_python, tmp_path, 4, seed=0)["cases"] > 50
 
 
 @pytest.mark.slow
 def test_for_a_minute(run_python, tmp_path) -> None:
     """Files of every format, some of which are read all the same."""
     counts = fuzz(run_python, tmp_path, 60, seed=1000)
-    assert counts["cases"] > 5000
+    assert counts["cases"] > 2000
     for suffix in (".npz", ".npy", ".safetensors", ".pt", ".parquet", ".csv", ".json"):
         assert counts[f"{suffix} refused"] > 0
         assert counts[f"{suffix} value"] > 0

@@ -222,20 +222,19 @@ def _open_parquet(path: Path) -> Iterator[Entries]:
 
 
 def _read_parquet(file: Any, key: str) -> NDArray[Any] | list[str]:
-    """A run of one value takes a few bytes in the file, but not in memory."""
-    meta = file.metadata
-    size = 0
-    for group in map(meta.row_group, range(meta.num_row_groups)):
-        for column in map(group.column, range(group.num_columns)):
-            if column.path_in_schema.split(".")[0] == key:
-                width = PARQUET_BYTES.get(column.physical_type, 8)
-                size += max(column.num_values * width, column.total_uncompressed_size)
-    check_fits(size)
-    return _from_arrow(file.read(columns=[key])[key])
+    """A few rows at a time, as a run of one value takes a few bytes in the file but not in memory; what was
+    read is copied once more. Sizes of columns are in the file too, but pyarrow ends the process if the
+    statistics beside them are damaged."""
+    chunks, size = [], 0
+    for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=[key]):
+        chunks.append(batch.column(key))
+        size += batch.nbytes
+        check_fits(size)
+    kind = file.schema_arrow.field(key).type
+    return _from_arrow(require("pyarrow", "evaluate").chunked_array(chunks, kind))
 
 
-# of a value in memory; of text and others, at least those of an offset
-PARQUET_BYTES = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8}
+PARQUET_ROWS = 1024
 
 
 FORMATS = {
