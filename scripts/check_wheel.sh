@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds one wheel, then installs and runs it on the oldest and the newest torch, and on other Pythons.
+# Builds one wheel, then installs and runs it on the oldest and the newest torch, those between, and other Pythons.
 #
 #   scripts/check_wheel.sh [ENVIRONMENT]
 #
@@ -7,10 +7,13 @@
 #                 Without it, one is made in a temporary directory and deleted at the end.
 #   PYTHON        (environment variable) the interpreter for a new ENVIRONMENT; python3 unless told
 #   PYTHONS       (environment variable) the further Pythons; "3.10 3.12 3.13" unless told. One that is not
-#                 installed is named and passed over.
+#                 installed is named and passed over, and the next one gets its torch.
+#   TORCHES       (environment variable) the torches between; "2.11 2.12" unless told
 #
-# The first of PYTHONS runs the oldest torch, which is downloaded whole. The others run the newest with the CUDA
-# libraries of ENVIRONMENT, which are the same files for every Python and most of a download of gigabytes.
+# The first of PYTHONS runs the oldest torch, which is downloaded whole: its CUDA is another one. The others run the
+# newest, and the TORCHES in turn, with the CUDA libraries of ENVIRONMENT: those are the same files for every Python,
+# work with a torch of the same CUDA series, and are most of a download of gigabytes. What this cannot show is that
+# a torch works with the libraries it was released with, but only the operators of the CPU are run here.
 # Where `pip install .` has built the same sources before, build/ still has the objects and little is compiled.
 set -euo pipefail
 
@@ -18,6 +21,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 read -ra pythons <<<"${PYTHONS:-3.10 3.12 3.13}"
+read -ra torches <<<"${TORCHES-2.11 2.12}"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 unset PYTHONPATH # the wheel is tested, not a source tree
 say() { echo "--- $1 (${SECONDS} s)"; }
@@ -33,20 +37,27 @@ find_python() {
 version_of() { "$1/bin/python" -c "import importlib.metadata as m; print(m.version('$2').partition('+')[0])"; }
 packages_of() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
 
-# borrow_torch TARGET OWNER: the torch of OWNER for another Python, with the CUDA libraries of OWNER if it has any.
+# borrow_torch TARGET OWNER VERSION: that torch, with the CUDA libraries of OWNER if it has any and they fit. A
+# library that OWNER does without is added; where the torch does not start then, all of its own are downloaded.
 borrow_torch() {
-  if [ ! -d "$(packages_of "$2")/nvidia" ]; then
-    "$1/bin/pip" install --quiet "torch==$(version_of "$2" torch)" numpy
-    return
-  fi
-  "$2/bin/python" - <<'END' | xargs -d '\n' "$1/bin/pip" install --quiet numpy
+  local libraries
+  libraries=$(packages_of "$1")
+  if [ -d "$(packages_of "$2")/nvidia" ]; then
+    "$1/bin/pip" install --quiet --no-deps "torch==$3"
+    "$1/bin/python" - <<'END' | xargs -d '\n' "$1/bin/pip" install --quiet --no-warn-conflicts numpy
 import importlib.metadata, re
 for need in importlib.metadata.requires("torch") or []:
     if "extra ==" not in need and not re.match("nvidia|cuda|triton", need):
         print(need)
 END
-  "$1/bin/pip" install --quiet --no-deps "torch==$(version_of "$2" torch)"
-  ln -s "$(packages_of "$2")/nvidia" "$(packages_of "$1")/nvidia"
+    [ -d "$libraries/nvidia" ] || cp -rs "$(packages_of "$2")/nvidia" "$libraries/nvidia"
+    ldd "$libraries/torch/lib/libtorch_cuda.so" | sed -nE 's/^\s*lib([a-z]+)\.so.*not found$/nvidia-\1/p' |
+      xargs -r "$1/bin/pip" install --quiet --no-deps || true
+    if "$1/bin/python" -c 'import torch' 2>/dev/null; then return; fi
+    say "torch $3 does not start with the CUDA libraries of $2: its own are downloaded"
+    rm -rf "$libraries/nvidia"
+  fi
+  "$1/bin/pip" install --quiet --force-reinstall "torch==$3" numpy
 }
 
 smoke_test() {
@@ -87,7 +98,19 @@ for version in "${pythons[@]:1}"; do
     continue
   fi
   "$python" -m venv "$work/$version"
-  borrow_torch "$work/$version" "$newest"
+  borrow_torch "$work/$version" "$newest" "$(version_of "$newest" torch)"
+  smoke_test "$work/$version"
+  if [ ${#torches[@]} -gt 0 ]; then
+    borrow_torch "$work/$version" "$newest" "${torches[0]}.*"
+    smoke_test "$work/$version"
+    torches=("${torches[@]:1}")
+  fi
+  rm -rf "${work:?}/$version"
+done
+# more torches than Pythons: the Python of ENVIRONMENT has the rest
+for version in "${torches[@]}"; do
+  "$newest/bin/python" -m venv "$work/$version"
+  borrow_torch "$work/$version" "$newest" "$version.*"
   smoke_test "$work/$version"
   rm -rf "${work:?}/$version"
 done
