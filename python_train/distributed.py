@@ -8,8 +8,8 @@ whole batch: torch.nn.SyncBatchNorm does that on GPUs, `WholeBatchNorm` here on 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from tim_ext.distributed import processes
+from tim_ext.distributed import processes, ranks
 
-from .errors import UserError
+from .errors import UserError, one_line
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,22 @@ class World(processes.World):
         if self.size > 1:
             dist.barrier()
 
+    @contextmanager
+    def first_enters(self, block: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+        """The first process is in the block; what it refuses there at the start, all refuse."""
+        with ExitStack() as stack:
+            said: list[str | None] = [None]
+            if self.is_first:
+                try:
+                    stack.enter_context(block())
+                except (UserError, OSError) as error:
+                    said = [one_line(error)]
+            if self.size > 1:
+                dist.broadcast_object_list(said, device=self.device)
+            if said[0] is not None:
+                raise UserError(said[0])
+            yield
+
 
 @contextmanager
 def start(device: str) -> Iterator[World]:
@@ -66,7 +82,7 @@ def start(device: str) -> Iterator[World]:
     if size == 1:
         yield World(rank, size, place)
         return
-    dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=processes.PATIENCE)
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=ranks.PATIENCE)
     try:
         yield World(rank, size, place)
     finally:

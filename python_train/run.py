@@ -6,8 +6,8 @@ import json
 import math
 import platform
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import tim_ext
 from tim_ext.errors import require
 from tim_ext.files.atomic import remove_leftovers
+from tim_ext.files.lock import only_run
 from tim_ext.files.tensors import read_tensors, write_json
 from tim_ext.images.networks import make_encoder
 
@@ -48,7 +49,7 @@ class Progress(NamedTuple):
 
 
 class Run:
-    """Trains a new network, or the one of the last checkpoint in the folder: `resume`, then `go`.
+    """Trains a new network, or the one of the last checkpoint in the folder: `alone`, then `resume` and `go`.
 
     Args:
         folder: where everything is written.
@@ -91,12 +92,22 @@ class Run:
     def last(self) -> Path:
         return self.folder / "last.safetensors"
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """With the folder, which is made if need be: whoever comes second to it is refused."""
+
+        @contextmanager
+        def lock() -> Iterator[None]:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with only_run("--out", self.folder):
+                remove_leftovers(self.folder)  # of a run that was killed
+                yield
+
+        with self.world.first_enters(lock):
+            yield
+
     def resume(self) -> None:
         """Takes up the last checkpoint of the folder, if there is one."""
-        if self.world.is_first:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(self.folder)
-        self.world.wait()
         if not self.last.exists():
             if self.world.is_first:
                 write_json(self.folder / "run.json", self.describe() | {"machine": self._describe_machine()})

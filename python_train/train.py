@@ -130,8 +130,9 @@ def train(options: argparse.Namespace) -> None:
             workers=workers,
             tensorboard=not options.no_tensorboard,
         )
-        run.resume()
-        run.go()
+        with run.alone():
+            run.resume()
+            run.go()
 
 
 def _open_validation(options: argparse.Namespace) -> Dataset | None:

@@ -2,19 +2,19 @@
 
 Each process has a contiguous part of the rows. It solves the task with the others, labels its rows with the
 weights that all of them got, a block at a time, and leaves them in a draft next to the output. The first
-process writes the output from the drafts, in the order of the rows, and renames it when it is complete.
+process writes the output from the drafts, in the order of the rows, and renames it when it is complete. From
+start to end it holds the lock of the output: the drafts it finds then are of a run that was killed.
 """
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from torch import Tensor
 from .. import distributed
 from ..files.atomic import open_draft
 from ..files.label_files import Support
+from ..files.lock import only_run
 from ..files.predictions import BLOCK, RECORD, Predictions, Records, write_predictions
 from ..solver.result import Result
 from .processes import Processes
@@ -66,9 +67,14 @@ def label_pool(job: Job, processes: Processes, show: Show) -> Summary:
     `show(what, rows)` is called after work on so many rows, of all processes. A pass over all rows is an
     iteration, or the labelling, or the writing.
     """
+    with only_run("--out", job.out) if processes.is_first else nullcontext():
+        return _label_pool(job, processes, show)
+
+
+def _label_pool(job: Job, processes: Processes, show: Show) -> Summary:
     start, total = time.perf_counter(), len(job.pool)
     if processes.is_first:
-        _remove(job.out, "*")  # of a run that was killed; before any process of this one makes a file
+        _remove(job.out)  # of a run that was killed; before any process of this one makes a file
     name = _agree(job, processes)
     _try_to_write(job.out, _draft(job.out, name, f"try-{processes.rank}"))
     part = processes.part(total)
@@ -225,11 +231,14 @@ def _try_to_write(out: Path, draft: Path) -> None:
         raise OSError(error.errno, error.strerror, str(out)) from error
 
 
-def _remove(out: Path, job: str) -> None:
-    """The drafts of a job, or of all jobs, with those of the output itself."""
-    pattern = glob.escape(f".{out.name}.") + ("*.tmp" if job == "*" else f"{glob.escape(job)}.*.tmp")
-    for path in out.parent.glob(pattern):
-        path.unlink(missing_ok=True)
+def _remove(out: Path, job: str | None = None) -> None:
+    """The drafts of a job; or of all jobs, with those of the output itself. Drafts of an output whose name
+    goes on where this one's ends (out.csv, out.csv.npz) stay."""
+    drafts = r"(\d+-\d+\.)?[^.]+" if job is None else rf"{re.escape(job)}\.[^.]+"
+    pattern = re.compile(rf"\.{re.escape(out.name)}\.{drafts}\.tmp")
+    for path in out.parent.iterdir():
+        if pattern.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def _check_drafts(drafts: list[Path], counts: list[int]) -> None:

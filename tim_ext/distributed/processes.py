@@ -19,11 +19,10 @@ from typing import Any
 
 import torch.distributed
 
-from .ranks import LostRankError
+from .ranks import PATIENCE, LostRankError, Notices
 
 dist: Any = torch.distributed  # what it declares to export differs between versions
 
-PATIENCE = timedelta(hours=2)  # others may wait for the first process to read a large file
 POLL = 0.1  # seconds between two looks at the others
 LINGER = 2.0  # seconds for the others to hear of a failure
 
@@ -96,10 +95,13 @@ class Processes(World):
         with self._talking():
             self.store.add(self._key(f"there {self.rank}"), 1)
             ready = dist.barrier(async_op=True)
+            notices = Notices()
             with _noting_interrupts() as interrupts:
                 while not ready.is_completed():
                     watch()
                     self.stopped()
+                    if notices.due():
+                        self._say_who_is_awaited(notices)
                     if interrupts:
                         self.stop()
                     time.sleep(POLL)
@@ -135,11 +137,20 @@ class Processes(World):
                 raise
             raise LostRankError(self._who_is_lost()) from error
 
+    def _absent(self) -> list[int]:
+        """Who has not come to this `gather` yet."""
+        return [rank for rank in range(self.size) if not self.store.add(self._key(f"there {rank}"), 0)]
+
+    def _say_who_is_awaited(self, notices: Notices) -> None:
+        absent = self._absent()
+        if absent and self.rank == min(set(range(self.size)) - set(absent)):
+            notices.say(", ".join(f"rank {rank}" for rank in absent), self.size)
+
     def _who_is_lost(self) -> str:
         lost = [rank for rank in range(self.size) if rank != self.rank]
         try:
             self._listen()
-            lost = [rank for rank in lost if not self.store.add(self._key(f"there {rank}"), 0)] or lost
+            lost = [rank for rank in self._absent() if rank != self.rank] or lost
         except RuntimeError:  # the store went with its process
             lost = [0]
         which = f"rank {lost[0]}" if len(lost) == 1 else f"one of the ranks {', '.join(map(str, lost))}"

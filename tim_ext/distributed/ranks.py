@@ -1,14 +1,17 @@
 """The processes that share one task: exchange between them, and what they say when one of them is lost.
 
-Everything runs on torch.distributed. While a task is solved, every rank keeps a counter going in the process
-group's store; a collective that fails is explained by the counter that stopped. All ranks end with the same
-sentence, and within seconds, also those that torch would let wait until its timeout.
+Everything runs on torch.distributed. From the moment a rank comes to a solve it gives signs of life in the
+process group's store. A rank that gave some and gives no more is gone; one that gave none in this solve has
+not come yet, from a slow disk maybe, and is waited for. A collective that fails is explained by the signs
+that stopped. All ranks end with the same sentence, and within seconds, also those that torch would let wait
+until its timeout.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +26,9 @@ torch_distributed: Any = dist  # its types leave some of it out
 
 BEAT = 0.5  # seconds between two signs of life
 SILENCE = 3.0  # seconds without one after which a rank is lost, once a collective has failed
-PATIENCE = 60.0  # the same where none has failed: a rank may only be held up
+HELD_UP = 60.0  # the same where none has failed: a rank may only be held up
+PATIENCE = timedelta(hours=2)  # for a rank that has not come yet: it may read a large file
+NOTICE = 30.0  # seconds after which a rank says whom it waits for; then after twice as many, and so on
 LINGER = 10.0  # seconds that the holder of the store waits for others to read why
 
 T = TypeVar("T")
@@ -34,6 +39,29 @@ ERRORS: dict[str, type[Exception]] = {
 
 class LostRankError(RuntimeError):
     """Another rank has ended or does not answer."""
+
+
+class Notices:
+    """Lines on stderr about those who are waited for, ever more rarely."""
+
+    def __init__(self) -> None:
+        self.start = time.monotonic()
+        self.next = NOTICE
+
+    def due(self) -> bool:
+        """Whether it is time for a line; if so, the next one has twice as long."""
+        if time.monotonic() - self.start < self.next:
+            return False
+        self.next *= 2
+        return True
+
+    def say(self, names: str, size: int) -> None:
+        waited = timedelta(seconds=round(time.monotonic() - self.start))
+        print(
+            f"tim_ext: waiting for {names} of {size}, {waited} so far, at most {PATIENCE}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 @contextlib.contextmanager
@@ -52,6 +80,7 @@ def open_ranks(group: Any) -> Iterator[Ranks]:
         return
     ranks = GroupRanks(rank, size, group)
     with ranks.signs_of_life():
+        ranks.wait_for_all()
         yield ranks
 
 
@@ -93,7 +122,10 @@ class GroupRanks(Ranks):
         store = dist.distributed_c10d._get_default_store()
         self.store = torch_distributed.PrefixStore(f"tim_ext/{group.group_name}", store)
         self.pending: BaseException | None = None  # what this rank must tell the others
+        self.turn = 0  # the number of this solve among those of the group, from 1
         self.seen: dict[int, tuple[str, float]] = {}  # the last sign of life of each rank, and when
+        self.awaited: list[int] = []  # ranks without a sign of life in this solve
+        self.notices = Notices()
 
     def name(self, rank: int) -> str:
         return f"rank {dist.get_global_rank(self.group, rank)}"
@@ -174,15 +206,21 @@ class GroupRanks(Ranks):
 
     @contextlib.contextmanager
     def signs_of_life(self) -> Iterator[None]:
+        """`TURN TIME` in the store, again and again. A rank counts its turns, one for each solve; as all
+        ranks take part in every solve, one with a lower count than mine has not come to this one yet."""
         ended = threading.Event()
+
+        def give() -> None:
+            self.store.set(f"beat/{self.rank}", f"{self.turn} {time.time()!r}")
 
         def beat() -> None:
             with contextlib.suppress(RuntimeError):  # the store is gone: the main thread says so
-                while True:
-                    self.store.set(f"beat/{self.rank}", repr(time.time()))
-                    if ended.wait(BEAT):
-                        return
+                while not ended.wait(BEAT):
+                    give()
 
+        with self._asking_the_store():
+            self.turn = int(self.store.add(f"turn/{self.rank}", 1))
+            give()
         thread = threading.Thread(target=beat, name="tim_ext signs of life", daemon=True)
         thread.start()
         try:
@@ -190,6 +228,25 @@ class GroupRanks(Ranks):
         finally:
             ended.set()
             thread.join(BEAT)
+
+    def wait_for_all(self) -> None:
+        """Until every rank has come to this solve, whatever the timeout of the group for a collective."""
+        if self.device.type == "cpu":
+            self._wait_at_a_barrier()
+        else:  # NCCL ends the process if a collective takes too long: none is started
+            self._wait_at_the_store()
+
+    def _wait_at_a_barrier(self) -> None:
+        """gloo's fails at once if a process ends before it comes."""
+        options = torch_distributed.BarrierOptions()
+        options.timeout = PATIENCE
+        self._run(lambda: self.group.barrier(options))
+
+    def _wait_at_the_store(self) -> None:
+        self._look(HELD_UP)
+        while self.awaited:
+            time.sleep(BEAT)
+            self._look(HELD_UP)
 
     def _run(self, start: Callable[[], Any]) -> None:
         """Starts a collective and waits for it."""
@@ -208,7 +265,7 @@ class GroupRanks(Ranks):
             except RuntimeError as error:
                 if work.is_completed():
                     self._explain(error)
-            self._look(PATIENCE)
+            self._look(HELD_UP)
 
     def _explain(self, error: Exception) -> NoReturn:
         """A collective has failed: raises the reason."""
@@ -216,42 +273,76 @@ class GroupRanks(Ranks):
         while time.monotonic() < end:
             self._look(SILENCE)
             time.sleep(BEAT / 2)
+        if self.awaited:  # nobody who came is gone
+            self._end(self._sentence(self.awaited))
         text = str(error).splitlines()[0]
         raise RuntimeError(f"an exchange failed {self.stage} though every rank is alive: {text}") from error
 
     def _look(self, silence: float) -> None:
-        """Raises LostRankError if a rank is lost: others say so, or there was no sign of it for so long."""
+        """Raises LostRankError if a rank is lost: others say so, or it is gone, or it does not come."""
+        with self._asking_the_store():
+            lost = self._known_loss() or self._gone(silence)
+        if not lost and self.awaited:
+            lost = self._not_come()
+        if lost:
+            self._end(lost)
+
+    @contextlib.contextmanager
+    def _asking_the_store(self) -> Iterator[None]:
         try:
-            lost = self._known_loss() or self._silent(silence)
-            if lost:
-                lost = self._publish(lost)
+            yield
         except RuntimeError as error:
             raise LostRankError(
                 f"{self.name(0)} is lost {self.stage}: the store of the process group, which it or its "
                 "launcher holds, does not answer; start all ranks again"
             ) from error
-        if lost:
-            raise LostRankError(lost)
+
+    def _end(self, lost: str) -> NoReturn:
+        with self._asking_the_store():
+            lost = self._publish(lost)
+        raise LostRankError(lost)
 
     def _known_loss(self) -> str:
         return str(self.store.get("lost").decode()) if self.store.check(["lost"]) else ""
 
-    def _silent(self, silence: float) -> str:
-        now, lost = time.monotonic(), []
+    def _gone(self, silence: float) -> str:
+        """About the ranks that came to this solve and gave no sign of life for so long."""
+        now, gone = time.monotonic(), []
+        self.awaited = []
         for rank in range(self.size):
             key = f"beat/{rank}"
-            value = self.store.get(key).decode() if self.store.check([key]) else ""
-            if rank not in self.seen or self.seen[rank][0] != value:
+            value = self.store.get(key).decode() if self.store.check([key]) else "0"
+            if int(value.split()[0]) < self.turn:
+                self.awaited.append(rank)
+            elif rank not in self.seen or self.seen[rank][0] != value:
                 self.seen[rank] = value, now
             elif rank != self.rank and now - self.seen[rank][1] > silence:
-                lost.append(rank)
-        if not lost:
-            return ""
-        names = ", ".join(map(self.name, lost))
+                gone.append(rank)
+        return self._sentence(gone) if gone else ""
+
+    def _not_come(self) -> str:
+        """About the ranks that have not come to this solve, once patience is over; until then, a line now and
+        then from the first rank that is there."""
+        names = self._names(self.awaited)
+        if time.monotonic() - self.notices.start > PATIENCE.total_seconds():
+            verb = "have" if len(self.awaited) > 1 else "has"
+            return (
+                f"{names} of {self.size} {verb} given no sign of life in {PATIENCE}, while "
+                f"{self.name(self.rank)} waited; start all ranks again"
+            )
+        first = min(set(range(self.size)) - set(self.awaited))
+        if self.notices.due() and first == self.rank:
+            self.notices.say(names, self.size)
+        return ""
+
+    def _names(self, ranks: list[int]) -> str:
+        return ", ".join(map(self.name, ranks))
+
+    def _sentence(self, lost: list[int]) -> str:
         verb, whose = ("are", "their processes have") if len(lost) > 1 else ("is", "its process has")
         return (
-            f"{names} of {self.size} {verb} lost {self.stage}: {whose} ended or cannot be reached; "
-            "start all ranks again"
+            f"{self._names(lost)} of {self.size} {verb} lost {self.stage}: {whose} ended or cannot be "
+            "reached; start all ranks again"
         )
 
     def _publish(self, lost: str) -> str:
@@ -268,7 +359,7 @@ class GroupRanks(Ranks):
             ]
             if not left:
                 break
-            self._silent(SILENCE)
+            self._gone(SILENCE)
             time.sleep(BEAT / 2)
         return lost
 
