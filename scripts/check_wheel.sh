@@ -44,7 +44,7 @@ borrow_torch() {
   libraries=$(packages_of "$1")
   if [ -d "$(packages_of "$2")/nvidia" ]; then
     "$1/bin/pip" install --quiet --no-deps "torch==$3"
-    "$1/bin/python" - <<'END' | xargs -d '\n' "$1/bin/pip" install --quiet numpy
+    "$1/bin/python" - <<'END' | xargs -d '\n' "$1/bin/pip" install --quiet --no-warn-conflicts numpy
 import importlib.metadata, re
 for need in importlib.metadata.requires("torch") or []:
     if "extra ==" not in need and not re.match("nvidia|cuda|triton", need):

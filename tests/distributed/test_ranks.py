@@ -75,8 +75,12 @@ def come_late(rank: int, results: Any, barrier: bool) -> None:
     for late in (True, False, True):
         if rank == 1 and late:
             time.sleep(ranks.HELD_UP + 1)
-        with redirect_stderr(said):
-            predictions.append(distributed.adm(*halves(rank), group=group).predictions.tolist())
+        try:
+            with redirect_stderr(said):
+                predictions.append(distributed.adm(*halves(rank), group=group).predictions.tolist())
+        except RuntimeError as error:  # shown as soon as it happens
+            predictions = [str(error)]
+            break
     results.put((rank, (predictions, said.getvalue())))
 
 
