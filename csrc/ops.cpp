@@ -7,7 +7,7 @@
 //   3. what it changes in common/equations.h: coefficients that the kernels of both devices then have by name;
 //   4. the keywords of tests/cuda_emulation/binding.cpp; a value of its own in tests/solver/test_hyper_parameters.py.
 // To add an operator:
-//   1. the schema below; its fake and a sample for opcheck in Python (see an operator of the same family);
+//   1. the schema below; in Python its fake, its backward if it has one, and a sample for opcheck (see its family);
 //   2. checks and results in common/*_operators.h, its plain arguments in common/steps.h or problem.h;
 //   3. cpu/<name>.cpp and cuda/<name>.cpp, which register it; the work in cpu/core and cpu/kernels (a slot of Kernels, filled by
 //      name in table-inl.h) and in cuda/core (declared in core.h);

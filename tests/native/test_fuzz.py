@@ -1,4 +1,4 @@
-"""The check of a flat batch, and the order of its samples, under libFuzzer with AddressSanitizer and UBSan."""
+"""The check of a flat batch and the order of its samples, under libFuzzer with ASan and UBSan."""
 
 from __future__ import annotations
 

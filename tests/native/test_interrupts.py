@@ -60,6 +60,8 @@ CASES = {
     "plain baseline": "lambda: baselines.pt_map(*task(500), iterations=DAYS)",
     "reference": "lambda: tim_ext.reference.adm(*task(500), iterations=10**6)",
     "finetune": "lambda: tim_ext.finetune(torch.nn.Linear(16, 8), *task(50), iterations=10**7)",
+    "evaluate": "lambda: tim_ext.evaluate(torch.randn(2000, 16, generator=draw), torch.arange(2000) % 20, "
+    "methods=['tim-adm'], hyper={'tim-adm': {'iterations': DAYS}})",
     "distributed": "lambda: distributed.adm(*task(500), iterations=10**6)",
 }
 

@@ -25,7 +25,12 @@ def solve(own: dict[str, Any], **changed: Any) -> Any:
     ("changed", "sentence"),
     [
         (  # every difference wraps to something positive, and their sum to 66
-            {"offsets": torch.tensor([0, 2**62, -(2**63), -(2**62), 66]), "classes": torch.ones(4).long()},
+            {
+                "offsets": torch.tensor([0, 2**62, -(2**63), -(2**62), 66]),
+                "classes": torch.ones(4).long(),
+                "probs_size": 66,
+                "weights_rows": 4,
+            },
             "offsets must not decrease, got 4611686018427387904 before -9223372036854775808 (task 1)",
         ),
         (  # the sum of the classes wraps to 1
