@@ -77,11 +77,10 @@ TIM_HD ClassStep<T> class_step(const AdmCoefficients<T>& c, T query, const Class
   s.stay = some ? sums.p / mass : T(1);
   return s;
 }
-// The same where D_k comes from assignments that are given: one element of w_k, of sum_i c_i (t_ik - p_ik) (z_i - r), and
-// of the vector r, which sums may be taken around because sum_i c_i (t_ik - p_ik) + sum_i c_i p_ik = D_k.
+// The same where D_k comes from assignments that are given: one element of w_k, and of sum_i c_i (t_ik - p_ik) z_i.
 template <class T>
-TIM_HD T stepped(T mass, T sum_p, T w, T sum, T r) {
-  return mass >= Range<T>::smallest ? r + (sum + sum_p * (w - r)) / mass : w;
+TIM_HD T stepped(T mass, T sum_p, T w, T sum) {
+  return mass >= Range<T>::smallest ? (sum + sum_p * w) / mass : w;
 }
 
 // TIM-GD ---------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ struct QUpdate {
 };
 
 // w_k <- [ sum_i c_i (t_ik - p_ik) z_i + w_k sum_i c_i p_ik ] / sum_i c_i t_ik,   t = assignments, c_i = c_S or c_Q
-// computed on z_i - w_K and w_k - w_K: what all samples share costs no digits.
+// What all samples share costs no more than the rounding of w_k itself, so nothing is subtracted here.
 template <class T>
 struct WUpdate {
   StepShape shape;

@@ -7,10 +7,11 @@ namespace {
 struct Cpu {
   template <class T>
   static void run(const WUpdate<T>& step, const Tensor&) {
+    constexpr int64_t kColumns = 192;  // of W, per piece
     const int64_t columns = step.shape.dim;
-    for_pieces<T>(step.shape, pieces_of(columns, kStepColumns), [&](int64_t task, int64_t piece, void* work) {
-      const int64_t first = piece * kStepColumns;
-      kernels<T>().w_update(step, task, first, std::min(kStepColumns, columns - first), work);
+    for_pieces<T>(step.shape, pieces_of(columns, kColumns), [&](int64_t task, int64_t piece, void* work) {
+      const int64_t first = piece * kColumns;
+      kernels<T>().w_update(step, task, first, std::min(kColumns, columns - first), work);
     });
   }
 };

@@ -26,6 +26,9 @@ from ..solver.result import Result
 from .ranks import Ranks
 from .shard import Shard, Sums
 
+# tau times the mean of ||z_i - mean||^2 from which on float32 is not enough: see csrc/cpu/core/wide.h
+WIDE_LOGITS = 64
+
 
 @dataclass
 class Job:
@@ -56,26 +59,36 @@ class Iterations:
         self.params = params
         shard = self.shard
         self.dim = shard.features.shape[1]
-
-        def start() -> Tensor:
-            shard.open(classes, job.cache_bytes, params.tol > 0)
-            counts, sums = shard.support_sums()
-            queries = (shard.labels == QUERY).sum().double()
-            return torch.cat([counts, sums.flatten(), shard.row_sum(), queries[None]])
-
-        total = ranks.sum(start, classes * (self.dim + 1) + self.dim + 1)
-        self.counts = total[:classes]
-        self.support, self.queries = int(self.counts.sum()), int(total[-1])
-        if not self.counts.all():
-            missing = int((self.counts == 0).nonzero()[0])
-            raise ValueError(refusal(CLASS_WITHOUT_SUPPORT, 0, missing, classes))
-        sums, row_sum = total[classes : -1 - self.dim], total[-1 - self.dim : -1]
-        self.mean = (row_sum / (self.support + self.queries)).to(shard.real).double()
-        shard.centre(self.mean)
-        self.weights = sums.view(classes, self.dim) / self.counts[:, None] - self.mean  # w_k(0)
+        radius = self._start()
+        logits = params.temperature * radius
+        if shard.real == torch.float32 and WIDE_LOGITS < logits < math.inf:
+            ranks.do(shard.widen)
+            self._start()
         self.log_prior = torch.zeros(classes, dtype=torch.float64)  # -log2(K prior_k)
         if job.prior is not None:
             self.log_prior = -torch.log2(classes * to_proportions("class_prior", job.prior, classes))
+
+    def _start(self) -> float:
+        """The size of the task, its mean and W = the prototypes; returns the mean of ||z_i - mean||^2."""
+        shard, classes, dim = self.shard, self.classes, self.dim
+
+        def local() -> Tensor:
+            shard.open(classes, self.job.cache_bytes, self.params.tol > 0)
+            counts, sums = shard.support_sums()
+            queries = (shard.labels == QUERY).sum().double()
+            return torch.cat([counts, queries[None], shard.row_sum(), sums.flatten()])
+
+        total = self.ranks.sum(local, classes * (dim + 1) + dim + 2)
+        self.counts, sums = total[:classes], total[classes + dim + 2 :]
+        self.support, self.queries = int(self.counts.sum()), int(total[classes])
+        if not self.counts.all():
+            missing = int((self.counts == 0).nonzero()[0])
+            raise ValueError(refusal(CLASS_WITHOUT_SUPPORT, 0, missing, classes))
+        means = total[classes + 1 : classes + dim + 2] / (self.support + self.queries)
+        self.mean = means[:-1].to(shard.real).double()
+        shard.centre(self.mean)
+        self.weights = sums.view(classes, dim) / self.counts[:, None] - self.mean  # w_k(0)
+        return float(means[-1] - self.mean.square().sum())
 
     def solve(self) -> Result:
         params, shard, ranks = self.params, self.shard, self.ranks
@@ -101,7 +114,7 @@ class Iterations:
         ranks.stage = "after the last iteration"
         ranks.gather(lambda: torch.zeros(1), 1)  # what the last callback raised
         shard.drop_cache()
-        weights = (self.weights + self.mean).to(shard.device, shard.real)
+        weights = (self.weights + self.mean).to(shard.device, shard.result)
         if not weights.isfinite().all():
             raise ValueError(refusal(RESULT_NOT_FINITE, 0, 0, self.classes))
         wanted = [name for name in ("probs", "predictions") if name in self.job.outputs]
@@ -112,7 +125,7 @@ class Iterations:
             predictions=found.get("predictions"),
             weights=weights if "weights" in self.job.outputs else None,
             iterations=torch.tensor(done, device=shard.device),
-            history=make_history(params, terms.to(shard.device, shard.real)) if self.job.history else None,
+            history=make_history(params, terms.to(shard.device, shard.result)) if self.job.history else None,
         )
 
     # What a method defines: the options of shard_softmax, and a step from the sums of the softmax half.

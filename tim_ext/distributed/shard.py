@@ -43,6 +43,7 @@ class Shard:
     def __init__(self, features: Tensor, labels: Tensor, normalize: bool) -> None:
         self.features, self.labels, self.normalize = features, labels, normalize
         self.real = torch.float64 if features.dtype == torch.float64 else torch.float32
+        self.result = self.real  # the type of results
         self.device = features.device
         self.kernels: Any = TorchKernels
         if self.device.type == "cpu":
@@ -57,7 +58,7 @@ class Shard:
 
     def measure(self) -> tuple[int, int, int]:
         """Row lengths; the first problem as (code of csrc/common/status.h, row, value), or code 0."""
-        for part in self._cut(SEGMENT_ROWS):
+        for part in self._cut(self._most_rows()):
             scale, status = self.kernels.shard_scale(self._rows(part), self._labels(part), self.normalize)
             code, position, value = status.tolist()
             if code:
@@ -67,10 +68,16 @@ class Shard:
                 self.far_rows.append(part)
         return 0, 0, 0
 
+    def widen(self) -> None:
+        """Computes in float64 from here on, a segment of converted rows at a time; results stay float32."""
+        self.real, self.far_rows = torch.float64, []
+        self.scale = self.scale.double()
+        self.measure()
+
     def open(self, classes: int, cache_bytes: int, keep_before: bool) -> None:
         """Fixes K, the segments, and how many of them are kept."""
         self.classes, self.keep_before = classes, keep_before
-        rows = min(SEGMENT_ROWS, SEGMENT_NUMBERS // classes)
+        rows = min(self._most_rows(), SEGMENT_NUMBERS // classes)
         rows = max(rows // LANES, 1) * LANES
         self.segments = list(self._cut(rows))
         self.extreme = [self._is_extreme(part) for part in self.segments]
@@ -97,15 +104,16 @@ class Shard:
         return counts, sums
 
     def row_sum(self) -> Tensor:
-        """The sum of all samples that count, z_i = scale_i x_i: [d]."""
-        total = torch.zeros(self.features.shape[1], dtype=torch.float64, device=self.device)
+        """The sum of all samples that count, z_i = scale_i x_i, and of their ||z_i||^2: [d + 1]."""
+        total = torch.zeros(self.features.shape[1] + 1, dtype=torch.float64, device=self.device)
         rows = max(SUM_NUMBERS // len(total), 1)
         for j in range(len(self.segments)):
             features, scale = self._scaled(j)
             for first in range(0, len(features), rows):
                 some = slice(first, first + rows)
                 z = rows_of(features[some], scale[some], self.real, None)
-                total += z.sum(dim=0, dtype=torch.float64)
+                total[:-1] += z.sum(dim=0, dtype=torch.float64)
+                total[-1] += z.square().sum(dtype=torch.float64)
         return total
 
     def centre(self, mean: Tensor) -> None:
@@ -195,7 +203,7 @@ class Shard:
         shapes = {"probs": (n, self.classes), "predictions": (n,), "confidences": (n,)}
         out = {
             name: torch.empty(
-                shapes[name], dtype=torch.int64 if name == "predictions" else self.real, device=self.device
+                shapes[name], dtype=torch.int64 if name == "predictions" else self.result, device=self.device
             )
             for name in names
         }
@@ -235,9 +243,15 @@ class Shard:
         order = range(len(self.segments))
         return order if self.forward else order[::-1]
 
+    def _most_rows(self) -> int:
+        """Of a segment: fewer where its rows are converted."""
+        wide = self.real != self.result
+        return min(SEGMENT_ROWS, max(SEGMENT_NUMBERS // self.features.shape[1], 1)) if wide else SEGMENT_ROWS
+
     def _rows(self, part: slice) -> Tensor:
         check_mapped(self.features)
-        return self.features[part].contiguous()
+        rows = self.features[part].contiguous()
+        return rows.to(self.real) if self.real != self.result else rows
 
     def _labels(self, part: slice) -> Tensor:
         return self.labels[part].to(torch.int64).contiguous()

@@ -42,8 +42,7 @@ struct TaskGradient {
   T* terms = nullptr;          // [3]
 };
 
-constexpr int64_t kStepRows = 128;     // samples that one call of distance_softmax takes at most
-constexpr int64_t kStepColumns = 192;  // columns of W that one call of w_update takes at most
+constexpr int64_t kStepRows = 128;  // samples that one call of distance_softmax takes at most
 
 // What measuring the rows of a task says.
 enum class Rows {

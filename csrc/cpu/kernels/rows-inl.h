@@ -164,7 +164,8 @@ void mean_row(const Task& task, const T* scale, double* total, T* mean) {
       for (int64_t c = 0; c < d; ++c) total[c] += double(mean[c]);
     }
   });
-  for (int64_t c = 0; c < d; ++c) mean[c] = T(total[c] / double(N));
+  const double share = 1 / double(N);
+  for (int64_t c = 0; c < d; ++c) mean[c] = T(total[c] * share);
 }
 
 // z [dim] = scale x - mean

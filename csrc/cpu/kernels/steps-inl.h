@@ -149,10 +149,7 @@ void w_update_step(const WUpdate<T>& s, int64_t task, int64_t c0, int64_t n, voi
   double* b = arena.take<double>(K);
   double* t = arena.take<double>(K);
   T* coef = arena.take<T>(K * kStepRows);
-  T* last = arena.take<T>(kStepColumns);
-  T* centred = arena.take<T>(kStepRows * n);
   const T** x = arena.take<const T*>(kStepRows);
-  for (int64_t j = 0; j < kStepColumns; ++j) last[j] = j < n ? weights[(K - 1) * d + c0 + j] : T(0);
   int64_t support = 0, query = 0;
   for (int64_t i = 0; i < N; ++i) {
     support += labels[i] >= 0;
@@ -165,8 +162,7 @@ void w_update_step(const WUpdate<T>& s, int64_t task, int64_t c0, int64_t n, voi
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t label = labels[i0 + i];
       const T c = label >= 0 ? on_support : label == kQuery ? on_query : T(0);
-      centre_row(features + (i0 + i) * d + c0, T(1), last, n, centred + i * n);
-      x[i] = centred + i * n;
+      x[i] = features + (i0 + i) * d + c0;
       for (int64_t k = 0; k < K; ++k) {
         const T p = probs[(i0 + i) * K + k], target = assignments[(i0 + i) * K + k];
         coef[k * kStepRows + i] = c == T(0) ? T(0) : c * (target - p);
@@ -178,12 +174,12 @@ void w_update_step(const WUpdate<T>& s, int64_t task, int64_t c0, int64_t n, voi
   }
   for (int64_t k = 0; k < K; ++k)
     for (int64_t c = c0; c < c0 + n; ++c)
-      out[k * d + c] = stepped(T(t[k]), T(b[k]), weights[k * d + c], out[k * d + c], last[c - c0]);
+      out[k * d + c] = stepped(T(t[k]), T(b[k]), weights[k * d + c], out[k * d + c]);
 }
 
 inline int64_t step_workspace(const StepShape& shape) {
   const int64_t K = shape.classes;
-  const int64_t centred = (kCentredRows + 1) * shape.dim + (kStepRows + 1) * kStepColumns;
+  const int64_t centred = (kCentredRows + 1) * shape.dim;
   return (K * shape.dim + centred + K * (2 * kStepRows + 2 * 8 + 8) + 6 * kStepRows) * 8 + 2 * K * 64 +
          20 * 64;
 }

@@ -175,8 +175,6 @@ __global__ void __launch_bounds__(kThreads, 1) w_update_kernel(WUpdate<T> step, 
   const int64_t* const label = step.labels + task * N;
   const PlainRows<T> rows{step.features + task * N * shape.dim, shape.dim, aligned};
   const T* const w = step.weights + task * K * shape.dim;
-  const T* const last = w + (K - 1) * shape.dim;
-  const Differences<T> centred{rows, PlainRows<T>{w, shape.dim, aligned}, K - 1};
   T* const to = step.out + task * K * shape.dim;
 
   if (threadIdx.x < 2) count[threadIdx.x] = 0;
@@ -211,10 +209,10 @@ __global__ void __launch_bounds__(kThreads, 1) w_update_kernel(WUpdate<T> step, 
   }
   // No barrier here: sum_p and mass are read only after the one in accumulate_columns.
   Team team{int(blockIdx.x % groups), groups, nullptr, 0};
-  accumulate_columns_by<kClassTile>(team, centred, N, shape.dim, c, K, partial, 1, static_cast<T*>(nullptr),
+  accumulate_columns_by<kClassTile>(team, rows, N, shape.dim, c, K, partial, 1, static_cast<T*>(nullptr),
                                     [&](int k, int64_t column, T sum) {
                                       const int64_t at = k * shape.dim + column;
-                                      to[at] = stepped(mass[k], sum_p[k], w[at], sum, last[column]);
+                                      to[at] = stepped(mass[k], sum_p[k], w[at], sum);
                                     });
 }
 
