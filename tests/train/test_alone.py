@@ -42,6 +42,8 @@ def pause_at_step(number: int, folder: Path, options: list[str]) -> None:
         step(self, *inputs)
 
     train.Run.step = pause
+    # workers as the command has them: forked, they end when they miss their parent; a server would keep them
+    multiprocessing.set_start_method("fork", force=True)
     sys.exit(train.main(options))
 
 
