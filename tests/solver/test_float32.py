@@ -135,6 +135,7 @@ def test_labels_are_those_of_float64(form, setting):
 # The steps as operators: z and W as they are, W given.
 
 TERMS = {"lam": 0.1, "alpha": 0.1, "marginal_weight": 1.0}
+ALLOWED = {"p": 1e-5, "w": 1e-6, "gradient": 1e-4}  # of the largest element, or twice the reference's error
 
 
 def steps_of_reference(z: Tensor, w: Tensor, labels: Tensor, temperature: float) -> dict[str, Tensor]:
@@ -172,7 +173,7 @@ def test_steps_are_as_exact_as_the_reference(backend, seed):
     new_w = backend.w_update(z[None], w[None], p, a, labels[None], 0.1, 0.1, 1.0)
     given = {"p": probs[0], "w": new_w[0], "gradient": gradient[0]}
     for name, value in given.items():
-        allowed = 1e-6 * float(truth[name].abs().max())
+        allowed = ALLOWED[name] * float(truth[name].abs().max())
         assert error(value, truth[name]) <= max(2 * error(plain[name], truth[name]), allowed), name
 
 
