@@ -117,27 +117,24 @@ class TimParams:
     CHECKS: ClassVar[dict[str, Check]]  # of every field
 
     def __post_init__(self) -> None:
-        self._check(vars(self))
-
-    def _check(self, names: Iterable[str]) -> None:
-        own = vars(self)
-        for name in names:
-            own[name] = self.CHECKS[name](name, own[name])  # the class is frozen for everybody else
+        for name, check in self.CHECKS.items():
+            object.__setattr__(self, name, check(name, getattr(self, name)))  # frozen for everybody else
 
     def given(self, arguments: Mapping[str, Any]) -> Self:
         """The hyper-parameters among the arguments of a solver, all by their names.
 
         `self` are the defaults: what is one of them needs no check.
         """
-        own, changed = vars(self), {}
-        for name in own:
-            if arguments[name] is not own[name]:
-                changed[name] = arguments[name]
+        changed = {
+            name: check(name, arguments[name])
+            for name, check in self.CHECKS.items()
+            if arguments[name] is not getattr(self, name)
+        }
         if not changed:
             return self
         params = object.__new__(type(self))
-        vars(params).update(own | changed)
-        params._check(changed)
+        for name in self.CHECKS:
+            object.__setattr__(params, name, changed.get(name, getattr(self, name)))
         return params
 
     def arguments(self) -> dict[str, Any]:

@@ -1,0 +1,19 @@
+"""The solvers inside torch.compile: the same results, whatever hyper-parameters are given."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers.make_tasks import make_task
+
+import tim_ext
+
+TASK = make_task(0, (2, 2, 2), 9, 6, noise=0.5)
+
+
+@pytest.mark.parametrize("hyper", [{}, {"temperature": 10.0, "iterations": 3}], ids=["defaults", "given"])
+@pytest.mark.parametrize("solve", [tim_ext.adm, tim_ext.gd], ids=["adm", "gd"])
+def test_a_compiled_solve_gives_the_same(solve, hyper):
+    torch.compiler.reset()
+    compiled = torch.compile(lambda features: solve(features, TASK.labels, **hyper).probs, backend="eager")
+    assert torch.equal(compiled(TASK.features), solve(TASK.features, TASK.labels, **hyper).probs)
