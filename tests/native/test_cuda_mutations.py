@@ -183,6 +183,7 @@ CASES: dict[str, Callable[[str, int], None]] = {
     "G in global memory": solver_case(
         "dual", SINGLE, (4, 3, 130, 21), (9, 1, 140, 21), device={"processors": 1, "shared_per_block": 49152}
     ),
+    "more than 128 columns": solver_case("dual", SINGLE, (3, 2, 14, 150), iterations=1),
     "more than 256 samples": solver_case("gd", SINGLE, (3, 2, 300, 9), iterations=1),
     "mostly padding": solver_case("dual", SINGLE, *THREE, (3, 2, 20, 19)),
     "mostly padding, primal": solver_case("primal", DOUBLE, *THREE, (3, 2, 20, 19)),
