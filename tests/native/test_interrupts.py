@@ -108,10 +108,10 @@ calls = []
 signal.signal(signal.SIGALRM, lambda number, frame: calls.append(number))
 signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
 features, labels = task(3000)
-solved = tim_ext.adm(features, labels, form="primal", iterations=3000)
+solved = tim_ext.adm(features, labels, form="primal", iterations=20_000)
 signal.setitimer(signal.ITIMER_REAL, 0)
-again = tim_ext.adm(features, labels, form="primal", iterations=3000)
-print(len(calls) > 1, torch.equal(solved.probs, again.probs))
+again = tim_ext.adm(features, labels, form="primal", iterations=20_000)
+print(len(calls) > 0, torch.equal(solved.probs, again.probs))
 """
     ended = run(script, "1")
     assert ended.returncode == 0, ended.stderr
