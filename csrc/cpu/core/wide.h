@@ -1,8 +1,8 @@
 // Tasks of float32 whose logits are so large that their rounding shows in p: solved in float64.
 //
-// The logits of a task are tau ||z_i - mean||^2 or so, and float32 rounds them to 6e-8 of that, sums of
-// many products to several times as much: from a hundred on, p is no longer right to 1e-5. Such tasks are rare (a temperature far above the usual ones, or
-// long features without normalisation), so that their time matters less than their answer.
+// The logits of a task are tau ||z_i - mean||^2 or so, and float32 rounds them to 6e-8 of that, sums of many products to
+// several times as much: from about a hundred on, p is no longer right to 1e-5. Such tasks are rare (a temperature far above
+// the usual ones, or long features without normalisation), so that their time matters less than their answer.
 #pragma once
 
 #include "cpu/core/batch.h"
