@@ -84,7 +84,7 @@ def come_late(rank: int, results: Any, barrier: bool) -> None:
     results.put((rank, (predictions, said.getvalue())))
 
 
-@pytest.mark.parametrize("barrier", [True, False])
+@pytest.mark.parametrize("barrier", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_rank_that_comes_late_is_waited_for(barrier):
     got = dict(collect(*start_ranks(come_late, 2, barrier), 2))
     whole = tim_ext.adm(TASK.features, TASK.labels).predictions.tolist()
@@ -163,7 +163,7 @@ def lose_one_while_waiting_for_another(rank: int, results: Any, barrier: bool) -
     os._exit(3)
 
 
-@pytest.mark.parametrize("barrier", [True, False])
+@pytest.mark.parametrize("barrier", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_gone_and_late_are_told_apart(barrier):
     """Rank 1 came and is killed, rank 2 has not come yet: rank 1 is lost, and rank 2 hears of it."""
     got = dict(collect(*start_ranks(lose_one_while_waiting_for_another, 3, barrier), 2))

@@ -146,7 +146,7 @@ def assert_equals_one_process(name: str, parts: list[dict[str, Tensor]]) -> None
         )
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_several_processes_give_what_one_gives(size):
     results, processes = start_ranks(solve_cases, size)
     found: dict[str, dict[int, dict[str, Tensor]]] = {}

@@ -141,7 +141,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
 
 
-ROUNDS = 300
+ROUNDS = 150
 
 
 def add_up(out: Path) -> None:

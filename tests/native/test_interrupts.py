@@ -72,7 +72,7 @@ def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
 
 
-@pytest.mark.parametrize("threads", ["1", "3"])
+@pytest.mark.parametrize("threads", ["3", pytest.param("1", marks=pytest.mark.slow)])
 def test_every_solve_can_be_interrupted(threads):
     # what imports more at its first use, so that the signal finds a solve and no import
     first = "tim_ext.TIMClassifier\ntim_ext.finetune(torch.nn.Linear(16, 8), *task(50), iterations=1)\n"
@@ -119,12 +119,12 @@ print(len(calls) > 0, torch.equal(solved.probs, again.probs))
 
 
 def test_an_interrupted_solve_leaves_nothing_behind():
-    """Neither memory nor a changed result; 60 x 25 MB would show."""
+    """Neither memory nor a changed result; 30 x 25 MB would show."""
     script = """
 import resource
 features, labels = task(60_000, 64)
 before = tim_ext.adm(features[:500], labels[:500], iterations=50).probs
-for turn in range(62):
+for turn in range(32):
     if turn == 2:
         start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     signal.setitimer(signal.ITIMER_REAL, 0.1)

@@ -29,7 +29,7 @@ def assert_close(result, expected, atol):
 
 
 @given(problem=separable_problems())
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_float64_equals_the_reference(problem: Problem):
     expected = reference.adm(*problem.arguments, **problem.options)
     for form in FORMS:
@@ -40,7 +40,7 @@ def test_float64_equals_the_reference(problem: Problem):
 @cache
 def hard_tasks(shots, queries, d):
     """Tasks, and what the reference makes of them in float64 and float32: once for all forms."""
-    features, labels, tasks = make_batch(range(24), shots=shots, queries=queries, d=d, noise=1.2)
+    features, labels, tasks = make_batch(range(16), shots=shots, queries=queries, d=d, noise=1.2)
     return features, labels, tasks, reference.adm(features, labels), reference.adm(features.float(), labels)
 
 
@@ -65,7 +65,7 @@ def test_float32_is_as_exact_as_the_reference_in_float32(form, shots, queries, d
     assert median_error(result.probs) <= 2 * median_error(plain.probs)
 
     good = [t for t, task in enumerate(tasks) if task.accuracy(truth.predictions[t]) > 0.6]
-    assert len(good) > 12  # else this test says nothing
+    assert len(good) > 8  # else this test says nothing
     query = labels[good] == -1
     same = (result.predictions[good] == truth.predictions[good])[query]
     assert same.double().mean() >= 0.999

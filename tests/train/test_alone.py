@@ -66,7 +66,7 @@ def train_in_part(results: Any, options: list[str]) -> None:
     results.put((code, said.getvalue()))
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_second_training_in_the_folder_is_refused(data, tmp_path, size):
     """By all of its processes; it removes no draft of the first and changes no file."""
     out = tmp_path / "out"
@@ -96,7 +96,7 @@ def is_running(process: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_training_that_was_killed_is_no_obstacle(data, tmp_path, workers):
     """Nor are its workers, which were forked and live on for a while. Drafts that it left are removed."""
     out = tmp_path / "out"

@@ -80,6 +80,7 @@ def read_log(out: Path) -> list[dict[str, str]]:
         return [{key: row[key] for key in row if key not in TIMES} for row in csv.DictReader(file)]
 
 
+@pytest.mark.slow
 def test_sigkill_at_random_moments(data, uninterrupted, tmp_path):
     """Ten kills: some before the first checkpoint, some at a random moment after a new one."""
     out, moments = tmp_path / "out", random.Random(0)
@@ -105,7 +106,7 @@ def test_sigkill_at_random_moments(data, uninterrupted, tmp_path):
     assert not list(out.glob(".*.tmp"))
 
 
-@pytest.mark.parametrize("call", ["fsync", "replace"])
+@pytest.mark.parametrize("call", ["replace", pytest.param("fsync", marks=pytest.mark.slow)])
 def test_killed_in_the_middle_of_writing(data, uninterrupted, tmp_path, call):
     """At every 5th call by which a file is written, until there is none left."""
     out = tmp_path / "out"

@@ -213,10 +213,13 @@ void pack_panel(const Task& task, const T* scale, int64_t i0, int64_t rows, int6
         if (left >= W && count >= W) {
 #pragma GCC unroll 16
           for (int l = 0; l < W; ++l) block[l] = load_row<T>(x[l] + c) * s[l] - m;
+        } else if (left >= W) {
+#pragma GCC unroll 16
+          for (int l = 0; l < W; ++l)
+            block[l] = l < count ? load_row<T>(x[l] + c) * s[l] - m : Vec<T>{};
         } else {
           for (int l = 0; l < W; ++l) {
-            const Vec<T> v = left >= W ? load_row<T>(x[l] + c) : load_row_tail<T>(x[l] + c, left);
-            block[l] = l < count ? v * s[l] - m : Vec<T>{};
+            block[l] = l < count ? load_row_tail<T>(x[l] + c, left) * s[l] - m : Vec<T>{};
           }
         }
         transpose<T>(block);
