@@ -23,8 +23,10 @@
 //   classes   [T]      int64, on the CPU
 //   class_prior [sum_t K_t] float64, on the CPU: class proportions expected among the queries, if known
 //
-// Results are flat in the same order: probs [sum_t N_t K_t], weights [sum_t K_t, d]. The caller
-// passes those sizes (so that shapes never depend on data); 0 means "not wanted".
+// Results are flat in the same order: probs [sum_t N_t K_t], weights [sum_t K_t, d], proportions [sum_t K_t], the mean
+// of p over the queries of each task. The caller passes those sizes (so that shapes never depend on data); 0 means "not
+// wanted". marginal_weights [T] are those of the last iterations: without a marginal_weight each task decides its own, and without
+// smoothing its reach.
 // `status` [T, 3] says whether a task was refused: (code, position in the task, value), code 0 = fine;
 // common/status.h lists the codes.
 
@@ -33,20 +35,22 @@
 STABLE_TORCH_LIBRARY(tim_ext, m) {
   m.def(
       "adm_solve(Tensor features, Tensor? rows, Tensor labels, Tensor offsets, Tensor classes, *, "
-      "float lam, float alpha, float beta, float temperature, float marginal_weight, "
+      "float lam, float alpha, float beta, float temperature, float? marginal_weight, "
+      "float? smoothing, float relaxation, "
       "int iterations, float tol, bool normalize, str form, "
-      "SymInt probs_size, SymInt weights_rows, bool history, Tensor? class_prior=None) -> "
+      "SymInt probs_size, SymInt weights_rows, SymInt proportions_size, bool history, "
+      "Tensor? class_prior=None) -> "
       "(Tensor probs, Tensor predictions, Tensor weights, Tensor iterations, Tensor history, "
-      "Tensor status)");
+      "Tensor proportions, Tensor marginal_weights, Tensor status)");
 
   m.def(
       "gd_solve(Tensor features, Tensor? rows, Tensor labels, Tensor offsets, Tensor classes, *, "
       "float lam, float alpha, float temperature, float marginal_weight, float entropy_order, "
       "int iterations, float lr, float adam_beta1, float adam_beta2, float eps, float tol, "
-      "bool normalize, SymInt probs_size, SymInt weights_rows, bool history, "
+      "bool normalize, SymInt probs_size, SymInt weights_rows, SymInt proportions_size, bool history, "
       "Tensor? class_prior=None) -> "
       "(Tensor probs, Tensor predictions, Tensor weights, Tensor iterations, Tensor history, "
-      "Tensor status)");
+      "Tensor proportions, Tensor marginal_weights, Tensor status)");
 
   // Instruction set the CPU kernels use: "avx512", "avx2" or "baseline".
   m.def("cpu_capability() -> str");

@@ -3,10 +3,11 @@
     result = tim_ext.adm(features, labels)        labels: class of a support sample, -1 query, -100 padding
     result.predictions, result.probs, result.weights
 
-`tim_ext.gd` is the solver by gradient descent, `tim_ext.finetune` trains an encoder along with it, and
-`tim_ext.TIMClassifier` is a scikit-learn estimator. `tim_ext.distributed` solves one task too large for one
-process or for memory. `tim_ext.evaluate` compares methods on many tasks; its parts are
-`tim_ext.load_features`, `tim_ext.tasks`, `tim_ext.transforms` and `tim_ext.baselines`.
+`tim_ext.robust` is the same for pools whose proportions nobody knows, `tim_ext.gd` the solver by gradient
+descent, `tim_ext.finetune` trains an encoder along with it, and `tim_ext.TIMClassifier` is a scikit-learn
+estimator. `tim_ext.distributed` solves one task too large for one process or for memory. `tim_ext.evaluate`
+compares methods on many tasks; its parts are `tim_ext.load_features`, `tim_ext.tasks`, `tim_ext.transforms`
+and `tim_ext.baselines`.
 `tim_ext.reference` holds the solvers in plain torch; `torch.ops.tim_ext` the single steps.
 """
 
@@ -18,7 +19,7 @@ from .evaluation.table import Evaluation
 from .files.features import load_features
 from .solver.finetuning import finetune
 from .solver.result import History, Result
-from .solver.solve import adm, gd
+from .solver.solve import adm, gd, robust
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ __all__ = [
     "gd",
     "load_features",
     "reference",
+    "robust",
     "tasks",
     "transforms",
 ]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import Any, TypeVar
 
 import torch
@@ -20,14 +21,27 @@ from torch.nn.functional import one_hot
 
 from .solver.batch import make_batch, make_result, refuse
 from .solver.inputs import PADDING, QUERY
-from .solver.params import ADM, GD, OUTPUTS, AdmParams, GdParams, TimParams, check_outputs
+from .solver.params import (
+    ADM,
+    AUTO,
+    DECIDED_AFTER,
+    GD,
+    OUTPUTS,
+    ROBUST,
+    UNDECIDED_MARGINAL,
+    AdmParams,
+    GdParams,
+    TimParams,
+    check_outputs,
+)
 from .solver.refusals import find_problem
 from .solver.renames import renamed
 from .solver.result import Result
+from .solver.roots import with_roots
 
 Params = TypeVar("Params", bound=TimParams)
-# p [N, K], w [K, d], iterations run, loss terms [iterations + 1, 3]
-Solution = tuple[Tensor, Tensor, int, Tensor]
+# p [N, K], w [K, d], iterations run, loss terms [iterations + 1, 3], marginal weight
+Solution = tuple[Tensor, Tensor, int, Tensor, float]
 
 
 @renamed(solver="form")
@@ -42,8 +56,10 @@ def adm(
     alpha: float = ADM.alpha,
     beta: float = ADM.beta,
     temperature: float = ADM.temperature,
-    marginal_weight: float = ADM.marginal_weight,
+    marginal_weight: float | str = ADM.marginal_weight,
     class_prior: Any = None,
+    smoothing: float | str = ADM.smoothing,
+    relaxation: float = ADM.relaxation,
     iterations: int = ADM.iterations,
     tol: float = ADM.tol,
     form: str = ADM.form,
@@ -52,6 +68,17 @@ def adm(
 ) -> Result:
     """As `tim_ext.adm`; `form` is checked but changes nothing: the weights are always explicit here."""
     return _solve(solve_adm, ADM, locals())
+
+
+def robust(features: Any, labels: Any, **options: Any) -> Result:
+    """As `tim_ext.robust`, with the same arguments."""
+    defaults = {name: parameter.default for name, parameter in signature(adm).parameters.items()}
+    given = {**defaults, **vars(ROBUST), "features": features, "labels": labels}
+    for name, value in options.items():
+        if name not in given:
+            raise TypeError(f"robust() got an unexpected keyword argument {name!r}")
+        given[name] = value
+    return _solve(solve_adm, ROBUST, given, roots=True)
 
 
 def gd(
@@ -83,12 +110,15 @@ def _solve(
     solve: Callable[[Tensor, Tensor, int, Tensor | None, Params], Solution],
     defaults: Params,
     given: dict[str, Any],  # the arguments of `adm` or `gd`, by name
+    roots: bool = False,
 ) -> Result:
     params = defaults.given(given)
     outputs = check_outputs(given["outputs"])
     batch = make_batch(
         given["features"], given["labels"], given["index"], given["num_classes"], given["class_prior"]
     )
+    if roots:
+        batch = with_roots(batch)
     tasks = list(batch.tasks())
     for t, (rows, labels, count) in enumerate(tasks):
         code, position, value = find_problem(batch.features, rows, labels, count)
@@ -96,22 +126,35 @@ def _solve(
             refuse(batch, t, code, position, value)
 
     dtype = torch.float64 if batch.features.dtype == torch.float64 else torch.float32
-    probs, predictions, weights, counts, terms = [], [], [], [], []
+    probs, predictions, weights, counts, terms, proportions, marginals = [], [], [], [], [], [], []
     for (rows, labels, count), prior in zip(tasks, batch.priors(), strict=True):
         used = labels != PADDING
         z = batch.features[rows[used]].to(dtype)  # [N, d]
         if given["normalize"]:
             z = unit_length(z)
-        p, w, ran, task_terms = solve(z, labels[used], count, None if prior is None else prior.to(z), params)
+        prior = None if prior is None else prior.to(z)
+        p, w, ran, task_terms, m = solve(z, labels[used], count, prior, params)
         probs.append(p.new_zeros(len(used), count).index_put_((used,), p).flatten())
         predictions.append(torch.full_like(labels, PADDING).index_put_((used,), p.argmax(dim=1)))
         weights.append(w)
         counts.append(ran)
         terms.append(task_terms)
+        proportions.append(phat(p, labels[used] == QUERY))
+        marginals.append(m)
     history_terms = torch.stack(terms) if given["history"] else probs[0].new_empty(len(tasks), 0, 3)
     ran_all = torch.tensor(counts, device=batch.labels.device)
-    flat = torch.cat(probs), torch.cat(predictions), torch.cat(weights), ran_all, history_terms
-    return make_result(batch, params, outputs, *flat)
+    return make_result(
+        batch,
+        params,
+        outputs,
+        probs=torch.cat(probs),
+        predictions=torch.cat(predictions),
+        weights=torch.cat(weights),
+        iterations=ran_all,
+        history=history_terms,
+        proportions=torch.cat(proportions),
+        marginal_weights=probs[0].new_tensor(marginals),
+    )
 
 
 # One task without padding -------------------------------------------------------------------------
@@ -126,21 +169,27 @@ def solve_adm(
     c[query] = int(support.sum()) / max(int(query.sum()), 1)  # cQ = |S| / |Q|
     a = one_hot_rows(labels, num_classes).to(z)  # [N, K]  assignments: y_ik on S, q_ik on Q
     terms = z.new_full((params.iterations + 1, 3), torch.nan)
+    shots = int(support.sum()) / num_classes
+    decides = params.marginal_weight == AUTO
+    m = UNDECIDED_MARGINAL if decides else float(params.marginal_weight)
 
+    z = smooth(z, num_classes, 0.7 * shots**-0.2 if params.smoothing == AUTO else float(params.smoothing))
     w = prototypes(z, a)
     log_p = log_distance_softmax(z, w, params.temperature)
     terms[0] = loss_terms(log_p, a, support, query, prior)
 
-    for t in range(1, params.iterations + 1 if query.any() else 1):
-        a[query] = q_update(
-            log_p[query], alpha=params.alpha, beta=params.beta, m=params.marginal_weight, prior=prior
-        )
-        w = w_update(z, w, log_p.exp(), a, c)
+    ran = 0
+    while ran < params.iterations and query.any():
+        if decides and ran == DECIDED_AFTER:
+            m = decided_marginal_weight(phat(log_p.exp(), query), prior, shots)
+        a[query] = q_update(log_p[query], alpha=params.alpha, beta=params.beta, m=m, prior=prior)
+        w = w + params.relaxation * (w_update(z, w, log_p.exp(), a, c) - w)
+        ran += 1
         old_log_p, log_p = log_p, log_distance_softmax(z, w, params.temperature)
-        terms[t] = loss_terms(log_p, a, support, query, prior)
-        if stops(log_p, old_log_p, params.tol):
-            return log_p.exp(), w, t, terms
-    return log_p.exp(), w, params.iterations if query.any() else 0, terms
+        terms[ran] = loss_terms(log_p, a, support, query, prior)
+        if stops(log_p, old_log_p, params.tol) and not (decides and ran <= DECIDED_AFTER):
+            break
+    return log_p.exp(), w, ran, terms, m
 
 
 @torch.inference_mode(False)  # here a gradient is wanted, whatever the caller's mode
@@ -168,7 +217,7 @@ def solve_gd(z: Tensor, labels: Tensor, num_classes: int, prior: Tensor | None, 
         terms[ran] = now.detach()
         if stops(log_p, old_log_p, params.tol):
             break
-    return log_p.detach().exp(), w.detach(), ran, terms
+    return log_p.detach().exp(), w.detach(), ran, terms, float(params.marginal_weight)
 
 
 # The equations ------------------------------------------------------------------------------------
@@ -180,6 +229,51 @@ def unit_length(z: Tensor) -> Tensor:
     z = z / torch.where(largest > 0, largest, 1)
     length = z.norm(dim=1, keepdim=True)
     return z / torch.where(length > 0, length, 1)
+
+
+def smooth(z: Tensor, num_classes: int, reach: float) -> Tensor:
+    """z_i <- ||z_i|| y_i / ||y_i||,  y = (I - r S)^-1 z: every sample, and what its neighbours have in common
+
+    S = D^-1/2 A D^-1/2, D_i = sum_j a_ij, over the k = N / 2K (3 to 10) nearest neighbours of each sample.
+    """
+    if reach == 0:
+        return z
+    nearest = min(max(3, min(10, (len(z) + num_classes) // (2 * num_classes))), len(z) - 1)
+    a = neighbour_graph(z, nearest)
+    d = a.sum(dim=1).clamp(min=1e-9).rsqrt()  # of a sample without neighbours: anything, as its a_ij are 0
+    s = d[:, None] * a * d
+    y = torch.linalg.solve(torch.eye(len(z)).to(z) - reach * s, z)
+    return z.norm(dim=1, keepdim=True) * unit_length(y)
+
+
+def neighbour_graph(z: Tensor, nearest: int) -> Tensor:
+    """a_ij = (b_ij + b_ji) / 2,  b_ij = max(0, cos(z_i - mean, z_j - mean))^3 to the nearest, 0 to the others
+
+    Of equally near ones those that come first.
+    """
+    x = z - z.mean(dim=0)
+    length = x.norm(dim=1).clamp(min=torch.finfo(z.dtype).tiny)
+    cos = x @ x.T / length / length[:, None]  # [N, N]
+    order = cos.fill_diagonal_(-torch.inf).sort(dim=1, descending=True, stable=True)
+    near, cos = order.indices[:, :nearest], order.values[:, :nearest]
+    b = torch.zeros(len(z), len(z)).to(z).scatter_(1, near, cos.clamp(min=0) ** 3)
+    return (b + b.T) / 2
+
+
+def phat(p: Tensor, query: Tensor) -> Tensor:
+    """phat_k = mean over Q of p_ik; 0 without queries: [K]"""
+    return p[query].sum(dim=0) / max(int(query.sum()), 1)
+
+
+def decided_marginal_weight(proportions: Tensor, prior: Tensor | None, shots: float) -> float:
+    """m = max(0.005, min(1, 0.05 s^-1/2 / KL(phat || prior))^2),  s support samples per class
+
+    The marginal term is kept as far as the pool does not contradict it.
+    """
+    expected = torch.full_like(proportions, 1 / len(proportions)) if prior is None else prior
+    divergence = float(torch.special.xlogy(proportions, proportions / expected).sum())
+    equal = 0.05 * shots**-0.5  # that still passes for no contradiction
+    return max(0.005, min(1.0, equal / max(divergence, equal)) ** 2)
 
 
 def one_hot_rows(labels: Tensor, num_classes: int) -> Tensor:

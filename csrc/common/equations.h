@@ -29,16 +29,49 @@ struct AdmCoefficients {
   T support;         // c_S = lam / (beta + alpha), of a support sample in every sum
   T power;           // 1 + alpha / beta, of p_ik in q_ik
   T marginal_power;  // m / (m + beta), of sum over Q of p_ik^power in q_ik
+  T relaxation;      // f of W + f (F(W) - W)
 };
+TIM_HD double marginal_power(double marginal_weight, double beta) {
+  return marginal_weight / (marginal_weight + beta);
+}
 template <class T>
 TIM_HD AdmCoefficients<T> adm_coefficients(const AdmParams& p) {
   AdmCoefficients<T> c;
   c.tau = tau_of<T>(p.temperature);
   c.support = T(p.lam / (p.beta + p.alpha));
   c.power = T(1 + p.alpha / p.beta);
-  c.marginal_power = T(p.marginal_weight / (p.marginal_weight + p.beta));
+  c.marginal_power = T(marginal_power(p.marginal_weight, p.beta));
+  c.relaxation = T(p.relaxation);
   return c;
 }
+
+// A task that decides its marginal weight has a small one for some iterations. Then
+//   m = max(least, min(1, equal s^-1/2 / KL(phat || prior))^2),   s = |S| / K:
+// the marginal term is kept as far as the pool does not contradict it.
+constexpr int64_t kDecidedAfter = 25;  // iterations
+constexpr double kUndecidedMarginal = 0.1, kLeastMarginal = 0.005;
+constexpr double kEqualDivergence = 0.05;  // that still passes for the prior, with one sample per class
+TIM_HD double decided_marginal_weight(double divergence, double shots) {
+  const double equal = kEqualDivergence / sqrt(shots);
+  const double ratio = divergence > equal ? equal / divergence : 1.0;
+  return ratio * ratio > kLeastMarginal ? ratio * ratio : kLeastMarginal;
+}
+// A term of KL(phat || prior) from phat_k and log_prior_of.
+TIM_HD double divergence_term(int64_t classes, double share, double log_prior) {
+  return share > 0 ? share * kLn2 * (log2(double(classes) * share) + log_prior) : 0.0;
+}
+
+// Smoothing over the graph of the k nearest neighbours (tim_ext/reference.py)
+//   z_i <- ||z_i|| y_i / ||y_i||,   y = (I - r S)^-1 z,   S = D^-1/2 A D^-1/2,   D_i = max(least, sum_j a_ij)
+//   a_ij = (b_ij + b_ji) / 2,   b_ij = max(0, cos(z_i - mean, z_j - mean))^3 for the k nearest j, else 0
+TIM_HD double smoothing_reach(const AdmParams& p, double shots) {
+  return p.smooths_by_shots ? 0.7 * pow(shots, -0.2) : p.smoothing;
+}
+TIM_HD int64_t neighbours_of(int64_t samples, int64_t classes) {  // N / 2K, rounded, within 3 .. 10
+  const int64_t k = (samples + classes) / (2 * classes), most = k < 10 ? k : 10, some = most > 3 ? most : 3;
+  return some < samples - 1 ? some : samples - 1;
+}
+constexpr double kLeastDegree = 1e-9;
 
 // c_Q = |S| / |Q|, of a query in every sum.
 template <class T, class N>
@@ -63,7 +96,7 @@ struct ClassSums {
 };
 // w_k <- step_k sum_i c_i (t_ik - p_ik) z_i + stay_k w_k,   t = y on S and q on Q
 //   D_k = c_S |S_k| + c_Q sum over Q of q_ik,   step_k = 1 / D_k,   stay_k = sum_i c_i p_ik / D_k
-// A class without mass (only if lam = 0) stays.
+// A class without mass (only if lam = 0) stays. With f the relaxation, both are those of W + f (F(W) - W).
 template <class T>
 struct ClassStep {
   T step, stay;
@@ -73,8 +106,8 @@ TIM_HD ClassStep<T> class_step(const AdmCoefficients<T>& c, T query, const Class
   const T mass = c.support * sums.support + query * sums.q;
   const bool some = mass >= Range<T>::smallest;
   ClassStep<T> s;
-  s.step = some ? T(1) / mass : T(0);
-  s.stay = some ? sums.p / mass : T(1);
+  s.step = some ? c.relaxation * (T(1) / mass) : T(0);
+  s.stay = some ? T(1) - c.relaxation + c.relaxation * (sums.p / mass) : T(1);
   return s;
 }
 // The same where D_k comes from assignments that are given: one element of w_k, and of sum_i c_i (t_ik - p_ik) z_i.

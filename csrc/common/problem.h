@@ -21,7 +21,11 @@ struct AdmParams {
   double alpha = kNotGiven;
   double beta = kNotGiven;
   double temperature = kNotGiven;
-  double marginal_weight = kNotGiven;
+  double marginal_weight = kNotGiven;  // in the first kDecidedAfter iterations, if the task decides it
+  bool decides_marginal = false;       // see decided_marginal_weight
+  double smoothing = kNotGiven;        // reach r of the smoothing over the neighbour graph; 0: none
+  bool smooths_by_shots = false;       // r is that of smoothing_reach instead
+  double relaxation = kNotGiven;       // f of W + f (F(W) - W), F an iteration of the paper
   int64_t iterations = 0;
   double tol = 0;  // stop when no probability moved by more than this; 0 = never
   bool normalize = false;
@@ -74,12 +78,14 @@ struct Batch {
 
 // Where results go; pointers without a type are of the type that features compute in. What is null is not computed.
 struct Outputs {
-  void* probs = nullptr;           // [sum_t N_t K_t]
-  int64_t* predictions = nullptr;  // [R]
-  void* weights = nullptr;         // [sum_t K_t, dim]
-  int64_t* iterations = nullptr;   // [T]
-  void* history = nullptr;         // [T, iterations + 1, 3]
-  int64_t* status = nullptr;       // [T, 3]
+  void* probs = nullptr;             // [sum_t N_t K_t]
+  int64_t* predictions = nullptr;    // [R]
+  void* weights = nullptr;           // [sum_t K_t, dim]
+  int64_t* iterations = nullptr;     // [T]
+  void* history = nullptr;           // [T, iterations + 1, 3]
+  void* proportions = nullptr;       // [sum_t K_t] mean of p over the queries; 0 without any
+  void* marginal_weights = nullptr;  // [T] m of the last iterations
+  int64_t* status = nullptr;         // [T, 3]
 };
 
 // The loss of TIM and its gradient at given weights.

@@ -2,13 +2,20 @@
 // the tensors that results go into. A device gives  solve(batch, params, outputs, features).
 #pragma once
 
+#include "common/equations.h"
 #include "common/sizes.h"
 #include "common/tensors.h"
 
 namespace tim_ext {
 
-// probs, predictions, weights, iterations, history, status
-using SolveResult = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+// probs, predictions, weights, iterations, history, proportions, marginal_weights, status
+using SolveResult = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+// What the caller wants, by size.
+struct Wanted {
+  int64_t probs_size = 0, weights_rows = 0, proportions_size = 0;
+  bool history = false;
+};
 
 inline Form form_of(const std::string& name) {
   STD_TORCH_CHECK(name == "auto" || name == "dual" || name == "primal",
@@ -23,7 +30,7 @@ inline Batch check_batch(const char* op,
                          const Tensor& offsets,                     // [T + 1]
                          const Tensor& classes,                     // [T]
                          const std::optional<Tensor>& class_prior,  // [sum_t K_t]
-                         int64_t probs_size, int64_t weights_rows) {
+                         const Wanted& wanted) {
   const Dtype dtype = dtype_of(op, features);
   check_tensor(op, "features", features, features.scalar_type(), {-1, -1}, &features);
   check_tensor(op, "labels", labels, ScalarType::Long, {-1}, &features);
@@ -47,10 +54,12 @@ inline Batch check_batch(const char* op,
   BatchSizes sizes;
   const std::string wrong = check_layout(batch.offsets, batch.classes, tasks, samples, &sizes);
   STD_TORCH_CHECK(wrong.empty(), op, ": ", wrong);
-  STD_TORCH_CHECK(probs_size == 0 || probs_size == sizes.probs, op, ": probs_size must be 0 or ", sizes.probs,
-                  ", got ", probs_size);
-  STD_TORCH_CHECK(weights_rows == 0 || weights_rows == sizes.classes, op, ": weights_rows must be 0 or ",
-                  sizes.classes, ", got ", weights_rows);
+  auto check_size = [&](const char* name, int64_t size, int64_t whole) {
+    STD_TORCH_CHECK(size == 0 || size == whole, op, ": ", name, " must be 0 or ", whole, ", got ", size);
+  };
+  check_size("probs_size", wanted.probs_size, sizes.probs);
+  check_size("weights_rows", wanted.weights_rows, sizes.classes);
+  check_size("proportions_size", wanted.proportions_size, sizes.classes);
   if (class_prior) {
     check_tensor(op, "class_prior", *class_prior, ScalarType::Double, {sizes.classes});
     batch.class_prior = class_prior->const_data_ptr<double>();
@@ -60,18 +69,21 @@ inline Batch check_batch(const char* op,
 }
 
 inline SolveResult new_result(const Batch& batch, const Tensor& features, const Tensor& labels,
-                              int64_t probs_size, int64_t weights_rows, int64_t iterations, bool history) {
+                              int64_t iterations, const Wanted& wanted) {
   const ScalarType real = real_type(batch.dtype);
-  return {new_tensor(features, {probs_size}, real),
+  return {new_tensor(features, {wanted.probs_size}, real),
           new_tensor(labels, {labels.size(0)}, ScalarType::Long),
-          new_tensor(features, {weights_rows, batch.dim}, real),
+          new_tensor(features, {wanted.weights_rows, batch.dim}, real),
           new_tensor(labels, {batch.tasks}, ScalarType::Long),
-          new_tensor(features, {batch.tasks, history ? iterations + 1 : 0, 3}, real),
+          new_tensor(features, {batch.tasks, wanted.history ? iterations + 1 : 0, 3}, real),
+          new_tensor(features, {wanted.proportions_size}, real),
+          new_tensor(features, {batch.tasks}, real),
           new_tensor(labels, {batch.tasks, 3}, ScalarType::Long)};
 }
 
 inline Outputs outputs_of(const SolveResult& result) {
-  const auto& [probs, predictions, weights, iterations, history, status] = result;
+  const auto& [probs, predictions, weights, iterations, history, proportions, marginal_weights, status] =
+      result;
   auto or_null = [](const Tensor& t) { return t.numel() ? t.mutable_data_ptr() : nullptr; };
   Outputs out;
   out.probs = or_null(probs);
@@ -79,6 +91,8 @@ inline Outputs outputs_of(const SolveResult& result) {
   out.weights = or_null(weights);
   out.iterations = iterations.mutable_data_ptr<int64_t>();
   out.history = or_null(history);
+  out.proportions = or_null(proportions);
+  out.marginal_weights = or_null(marginal_weights);
   out.status = status.mutable_data_ptr<int64_t>();
   return out;
 }
@@ -90,13 +104,11 @@ template <class Params>
 SolveResult solve_operator(const char* op, Solve<Params> solve, const Params& params, const Tensor& features,
                            const std::optional<Tensor>& rows, const Tensor& labels, const Tensor& offsets,
                            const Tensor& classes, const std::optional<Tensor>& class_prior,
-                           int64_t probs_size, int64_t weights_rows, bool history) {
+                           const Wanted& wanted) {
   STD_TORCH_CHECK(params.iterations >= 0 && params.iterations <= kMostIterations, op,
                   ": iterations must be >= 0 and at most 2^53, got ", params.iterations);
-  const Batch batch =
-      check_batch(op, features, rows, labels, offsets, classes, class_prior, probs_size, weights_rows);
-  const SolveResult result =
-      new_result(batch, features, labels, probs_size, weights_rows, params.iterations, history);
+  const Batch batch = check_batch(op, features, rows, labels, offsets, classes, class_prior, wanted);
+  const SolveResult result = new_result(batch, features, labels, params.iterations, wanted);
   solve(batch, params, outputs_of(result), features);
   return result;
 }
@@ -104,22 +116,34 @@ SolveResult solve_operator(const char* op, Solve<Params> solve, const Params& pa
 template <Solve<AdmParams> solve>
 SolveResult adm_solve_operator(const Tensor& features, const std::optional<Tensor>& rows,
                                const Tensor& labels, const Tensor& offsets, const Tensor& classes, double lam,
-                               double alpha, double beta, double temperature, double marginal_weight,
-                               int64_t iterations, double tol, bool normalize, const std::string& form,
-                               int64_t probs_size, int64_t weights_rows, bool history,
+                               double alpha, double beta, double temperature,
+                               const std::optional<double>& marginal_weight,
+                               const std::optional<double>& smoothing, double relaxation, int64_t iterations,
+                               double tol, bool normalize, const std::string& form, int64_t probs_size,
+                               int64_t weights_rows, int64_t proportions_size, bool history,
                                const std::optional<Tensor>& class_prior) {
   AdmParams p;
   p.lam = lam;
   p.alpha = alpha;
   p.beta = beta;
   p.temperature = temperature;
-  p.marginal_weight = marginal_weight;
+  p.decides_marginal = !marginal_weight;
+  p.marginal_weight = marginal_weight.value_or(kUndecidedMarginal);
+  p.smooths_by_shots = !smoothing;
+  p.smoothing = smoothing.value_or(kNotGiven);
+  STD_TORCH_CHECK(!smoothing || (*smoothing >= 0 && *smoothing < 1),
+                  "adm_solve: smoothing must be >= 0 and < 1, got ", *smoothing);
+  p.relaxation = relaxation;
   p.iterations = iterations;
   p.tol = tol;
   p.normalize = normalize;
   p.form = form_of(form);
-  return solve_operator("adm_solve", solve, p, features, rows, labels, offsets, classes, class_prior,
-                        probs_size, weights_rows, history);
+  Wanted wanted;
+  wanted.probs_size = probs_size;
+  wanted.weights_rows = weights_rows;
+  wanted.proportions_size = proportions_size;
+  wanted.history = history;
+  return solve_operator("adm_solve", solve, p, features, rows, labels, offsets, classes, class_prior, wanted);
 }
 
 template <Solve<GdParams> solve>
@@ -128,7 +152,8 @@ SolveResult gd_solve_operator(const Tensor& features, const std::optional<Tensor
                               double temperature, double marginal_weight, double entropy_order,
                               int64_t iterations, double lr, double adam_beta1, double adam_beta2, double eps,
                               double tol, bool normalize, int64_t probs_size, int64_t weights_rows,
-                              bool history, const std::optional<Tensor>& class_prior) {
+                              int64_t proportions_size, bool history,
+                              const std::optional<Tensor>& class_prior) {
   GdParams p;
   p.lam = lam;
   p.alpha = alpha;
@@ -142,8 +167,12 @@ SolveResult gd_solve_operator(const Tensor& features, const std::optional<Tensor
   p.eps = eps;
   p.tol = tol;
   p.normalize = normalize;
-  return solve_operator("gd_solve", solve, p, features, rows, labels, offsets, classes, class_prior,
-                        probs_size, weights_rows, history);
+  Wanted wanted;
+  wanted.probs_size = probs_size;
+  wanted.weights_rows = weights_rows;
+  wanted.proportions_size = proportions_size;
+  wanted.history = history;
+  return solve_operator("gd_solve", solve, p, features, rows, labels, offsets, classes, class_prior, wanted);
 }
 
 }  // namespace tim_ext

@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "common/equations.h"
 #include "cuda/core/core.h"
 #include "memory.h"
 #include "scheduler.h"
@@ -106,7 +107,13 @@ tim_ext::AdmParams adm_params(Keywords& keywords) {
   p.alpha = keywords.take("alpha");
   p.beta = keywords.take("beta");
   p.temperature = keywords.take("temperature");
-  p.marginal_weight = keywords.take("marginal_weight");
+  const auto marginal_weight = keywords.take<std::optional<double>>("marginal_weight"),
+             smoothing = keywords.take<std::optional<double>>("smoothing");
+  p.decides_marginal = !marginal_weight;
+  p.marginal_weight = marginal_weight.value_or(tim_ext::kUndecidedMarginal);
+  p.smooths_by_shots = !smoothing;
+  p.smoothing = smoothing.value_or(tim_ext::kNotGiven);
+  p.relaxation = keywords.take("relaxation");
   p.iterations = keywords.take<int64_t>("iterations");
   p.tol = keywords.take("tol");
   p.normalize = keywords.take<bool>("normalize");
@@ -138,13 +145,14 @@ tim_ext::GdParams gd_params(Keywords& keywords) {
   return p;
 }
 
-// A solver: probs, predictions, weights, iterations, history, status
+// A solver: probs, predictions, weights, iterations, history, proportions, marginal_weights, status
 template <class Params, class Bytes, class Solve>
 py::tuple solve(const py::array& features, const std::string& dtype, const std::optional<Integers>& rows,
                 const Integers& labels, const Integers& offsets, const Integers& classes,
                 const Params& params, Keywords& keywords, Bytes bytes, Solve solver) {
   const auto probs_size = keywords.take<py::ssize_t>("probs_size"),
-             weights_rows = keywords.take<py::ssize_t>("weights_rows");
+             weights_rows = keywords.take<py::ssize_t>("weights_rows"),
+             proportions_size = keywords.take<py::ssize_t>("proportions_size");
   const bool history = keywords.take<bool>("history");
   const Prior class_prior = keywords.take<Prior>("class_prior");
   const Run run = Run::start(keywords);
@@ -164,18 +172,23 @@ py::tuple solve(const py::array& features, const std::string& dtype, const std::
   Output probs("probs", real, {probs_size}, run), predictions("predictions", integer, {labels.size()}, run),
       weights("weights", real, {weights_rows, batch.dim}, run),
       iterations("iterations", integer, {batch.tasks}, run),
-      terms("history", real, {batch.tasks, length, 3}, run), status("status", integer, {batch.tasks, 3}, run);
+      terms("history", real, {batch.tasks, length, 3}, run),
+      proportions("proportions", real, {proportions_size}, run),
+      marginal_weights("marginal_weights", real, {batch.tasks}, run),
+      status("status", integer, {batch.tasks, 3}, run);
   tim_ext::Outputs outputs;
   outputs.probs = probs.pointer();
   outputs.predictions = predictions.pointer<int64_t>();
   outputs.weights = weights.pointer();
   outputs.iterations = iterations.pointer<int64_t>();
   outputs.history = terms.pointer();
+  outputs.proportions = proportions.pointer();
+  outputs.marginal_weights = marginal_weights.pointer();
   outputs.status = status.pointer<int64_t>();
   solver(batch, params, outputs, workspace(bytes(batch, params, run.device())), run.device(), nullptr);
   emulation::throw_host_problem();
   return py::make_tuple(probs.fetch(), predictions.fetch(), weights.fetch(), iterations.fetch(),
-                        terms.fetch(), status.fetch());
+                        terms.fetch(), proportions.fetch(), marginal_weights.fetch(), status.fetch());
 }
 
 py::tuple adm_solve(const py::array& features, const std::string& dtype, const std::optional<Integers>& rows,

@@ -43,12 +43,13 @@ def tolerance(dtype: torch.dtype) -> float:
     return 1e-10 if dtype == torch.float64 else 2e-5
 
 
+RESULTS = ("probs", "weights", "predictions", "iterations", "proportions", "marginal_weight")
 TERMS = ("cross_entropy", "marginal_entropy", "conditional_entropy", "loss")
 
 
 def tensors(result: tim_ext.Result) -> dict[str, list[Tensor]]:
     """Everything in a result, by name; lists of one tensor where the task is no list."""
-    parts = {name: getattr(result, name) for name in ("probs", "weights", "predictions", "iterations")}
+    parts = {name: getattr(result, name) for name in RESULTS}
     if result.history is not None:
         parts |= {name: getattr(result.history, name) for name in TERMS}
     return {

@@ -167,8 +167,9 @@ def test_operators_and_compiled_code():
     script = """
 features, labels = task(500)
 arguments = features, None, labels, torch.tensor([0, 500]), torch.tensor([5])
-options = dict(lam=0.1, alpha=0.1, beta=1.0, temperature=15.0, marginal_weight=1.0, tol=0.0, normalize=True,
-               form="primal", probs_size=2500, weights_rows=5, history=False)
+options = dict(lam=0.1, alpha=0.1, beta=1.0, temperature=15.0, marginal_weight=1.0, smoothing=0.0,
+               relaxation=1.0, tol=0.0, normalize=True, form="primal", probs_size=2500, weights_rows=5,
+               proportions_size=5, history=False)
 for mode in ("operator", "eager", "aot_eager"):
     call = lambda: torch.ops.tim_ext.adm_solve(*arguments, **options)
     call = call if mode == "operator" else torch.compile(call, backend=mode, fullgraph=True)

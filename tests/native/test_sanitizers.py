@@ -21,7 +21,7 @@ SANITIZERS = {
     "threads": ["-fsanitize=thread", "-fno-omit-frame-pointer"],
 }
 # How wide the vectors are decides what is read past an end, but not which thread reads what.
-TESTED = {"memory": ("avx2", "baseline"), "threads": ("baseline",)}
+TESTED = {"memory": ("avx2",), "threads": ("baseline",)}
 KERNELS = {"avx512", "avx2", "baseline"}  # the sources of csrc/cpu/kernels, minutes of compile time each
 
 pytestmark = [
@@ -60,7 +60,7 @@ def test_core_is_clean(sanitizer, tmp_path):
     for capability in TESTED[sanitizer]:
         environment = {**os.environ, "TIM_EXT_CPU_CAPABILITY": capability}
         run = subprocess.run(
-            [driver, "0", "300"], capture_output=True, text=True, env=environment, timeout=900
+            [driver, "0", "200"], capture_output=True, text=True, env=environment, timeout=900
         )
         assert run.returncode == 0, run.stderr[-4000:]
-        assert "300 batches" in run.stdout, capability
+        assert "200 batches" in run.stdout, capability

@@ -48,7 +48,7 @@ struct Stopper {
 };
 
 struct Result {
-  std::vector<char> probs, weights, history;
+  std::vector<char> probs, weights, history, proportions, marginal_weights;
   std::vector<int64_t> predictions, iterations, status;
 
   Result(int64_t real, int64_t samples, int64_t entries, int64_t classes, int64_t dim, int64_t tasks,
@@ -56,6 +56,8 @@ struct Result {
       : probs(size_t(real * entries)),
         weights(size_t(real * classes * dim)),
         history(size_t(real * tasks * (rounds + 1) * 3)),
+        proportions(size_t(real * classes)),
+        marginal_weights(size_t(real * tasks)),
         predictions(static_cast<size_t>(samples)),
         iterations(static_cast<size_t>(tasks)),
         status(static_cast<size_t>(tasks * 3)) {}
@@ -66,6 +68,8 @@ struct Result {
     out.weights = weights.data();
     out.iterations = iterations.data();
     out.history = history.data();
+    out.proportions = proportions.data();
+    out.marginal_weights = marginal_weights.data();
     out.status = status.data();
     return out;
   }
@@ -143,6 +147,8 @@ int run(int seed) {
     params.beta = beta;
     params.temperature = temperature;
     params.marginal_weight = 1;
+    params.smoothing = 0;
+    params.relaxation = 1;
     params.iterations = rounds;
     params.tol = tol;
     params.normalize = true;

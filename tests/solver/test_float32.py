@@ -98,7 +98,7 @@ def test_gd_is_as_exact_as_the_reference():
 
 
 # TIM_EXT_FLOAT32_TASKS=2000 runs all that docs/reliability.md tells of, for ten minutes.
-MANY = int(os.environ.get("TIM_EXT_FLOAT32_TASKS", "400"))
+MANY = int(os.environ.get("TIM_EXT_FLOAT32_TASKS", "200"))
 
 
 @pytest.mark.slow
@@ -115,7 +115,7 @@ def test_gd_on_many_tasks():
 @pytest.mark.slow
 @needs_emulation
 def test_emulated_cuda_on_many_tasks():
-    check(range(40), EMULATED, ADM["dual"], reference.adm, iterations=20)
+    check(range(20), EMULATED, ADM["dual"], reference.adm, iterations=20)
 
 
 # Settings that once went wrong, and the share of the labels of the worst of these tasks that were.

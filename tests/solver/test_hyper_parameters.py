@@ -19,10 +19,10 @@ from tim_ext import distributed, reference
 
 FORMS = {"dual": {"form": "dual"}, "primal": {"form": "primal"}}
 LOSS = {"lam": 0.23, "alpha": 0.37, "temperature": 0.94, "marginal_weight": 0.53}
-ADM = {**LOSS, "beta": 0.71, "tol": 0.0}
+ADM = {**LOSS, "beta": 0.71, "relaxation": 0.83, "tol": 0.0}
 GD = {**LOSS, "entropy_order": 0.67, "lr": 0.031, "beta1": 0.83, "beta2": 0.91, "eps": 0.017, "tol": 0.0}
 GRADIENT = {**LOSS, "entropy_order": 0.67}
-MUST_NOT_BE_ZERO = {"temperature", "beta", "entropy_order", "lr", "eps"}
+MUST_NOT_BE_ZERO = {"temperature", "beta", "relaxation", "entropy_order", "lr", "eps"}
 ATOL, APART = 1e-11, 1e-5
 
 generator = torch.Generator().manual_seed(3)

@@ -17,6 +17,8 @@ SOLVERS = {
     "dual": partial(tim_ext.adm, form="dual"),
     "primal": partial(tim_ext.adm, form="primal"),
     "auto": tim_ext.adm,
+    "robust, dual": partial(tim_ext.robust, form="dual"),
+    "robust, primal": partial(tim_ext.robust, form="primal"),
     "gd": tim_ext.gd,
     "gd, order 2": partial(tim_ext.gd, entropy_order=2.0),
 }
@@ -32,6 +34,7 @@ def reference_of(solve):
 
 
 OUTPUTS = ("probs", "predictions", "weights")
+EVERYTHING = (*OUTPUTS, "proportions", "marginal_weight")
 
 
 def identical(one, other) -> bool:
@@ -39,13 +42,13 @@ def identical(one, other) -> bool:
     terms = [(one.history.loss, other.history.loss)] if one.history else []
     return all(
         torch.equal(a.nan_to_num(), b.nan_to_num())
-        for a, b in [(getattr(one, name), getattr(other, name)) for name in OUTPUTS] + terms
+        for a, b in [(getattr(one, name), getattr(other, name)) for name in EVERYTHING] + terms
     )
 
 
 def task_of(result, t: int):
     """Task t of a batch as a result of its own."""
-    parts = {name: getattr(result, name)[t] for name in OUTPUTS}
+    parts = {name: getattr(result, name)[t] for name in EVERYTHING}
     history = result.history and tim_ext.History(
         *(
             getattr(result.history, n)[t]

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..reference import x_log
+from ..reference import decided_marginal_weight, x_log
 from ..solver.batch import make_history
 from ..solver.inputs import QUERY, to_proportions
-from ..solver.params import AdmParams, GdParams, TimParams
+from ..solver.params import AUTO, DECIDED_AFTER, UNDECIDED_MARGINAL, AdmParams, GdParams, TimParams
 from ..solver.refusals import CLASS_WITHOUT_SUPPORT, RESULT_NOT_FINITE, refusal
 from ..solver.result import Result
 from .ranks import Ranks
@@ -59,6 +59,8 @@ class Iterations:
         self.params = params
         shard = self.shard
         self.dim = shard.features.shape[1]
+        decides = params.marginal_weight == AUTO
+        self.marginal_weight = UNDECIDED_MARGINAL if decides else float(params.marginal_weight)
         radius = self._start()
         logits = params.temperature * radius
         if shard.real == torch.float32 and WIDE_LOGITS < logits < math.inf:
@@ -101,32 +103,46 @@ class Iterations:
             if not (more or self.job.history or params.tol > 0):
                 break
             ranks.stage = f"in iteration {done + 1}" if more else "after the last iteration"
-            sums = self._gather(before)
+            sums = self._gather(before, terms=self.job.history or self.decides(done))
             if self.job.history:
                 terms[done] = self._terms(sums)
-            if not more or (params.tol > 0 and done > 0 and sums.change <= params.tol):
+            undecided = params.marginal_weight == AUTO and done <= DECIDED_AFTER
+            if not more or (params.tol > 0 and done > 0 and sums.change <= params.tol and not undecided):
                 break
+            if self.decides(done):
+                prior = torch.exp2(-self.log_prior) / self.classes
+                shots = self.support / self.classes
+                self.marginal_weight = decided_marginal_weight(sums.query_p / self.queries, prior, shots)
             before = self.weights.to(shard.device)
             self.update(sums, done + 1)
             done += 1
             if self.job.callback is not None:
                 ranks.do(lambda: self.job.callback(done))  # type: ignore[misc]  # noqa: B023
         ranks.stage = "after the last iteration"
-        ranks.gather(lambda: torch.zeros(1), 1)  # what the last callback raised
+        query_p = self._gather(None, terms=True).query_p  # or what the last callback raised
         shard.drop_cache()
         weights = (self.weights + self.mean).to(shard.device, shard.result)
         if not weights.isfinite().all():
             raise ValueError(refusal(RESULT_NOT_FINITE, 0, 0, self.classes))
         wanted = [name for name in ("probs", "predictions") if name in self.job.outputs]
         centred = self.weights.to(shard.device)
+        marginal_weight = torch.tensor(self.marginal_weight, dtype=shard.result, device=shard.device)
         found = shard.classify(centred, params.temperature, wanted) if wanted else {}
         return Result(
             probs=found.get("probs"),
             predictions=found.get("predictions"),
             weights=weights if "weights" in self.job.outputs else None,
             iterations=torch.tensor(done, device=shard.device),
-            history=make_history(params, terms.to(shard.device, shard.result)) if self.job.history else None,
+            proportions=(query_p / max(self.queries, 1)).to(shard.device, shard.result),
+            marginal_weight=marginal_weight,
+            history=make_history(params, terms.to(shard.device, shard.result), marginal_weight)
+            if self.job.history
+            else None,
         )
+
+    def decides(self, done: int) -> bool:
+        """Whether the marginal weight is decided after so many iterations."""
+        return self.params.marginal_weight == AUTO and done == DECIDED_AFTER
 
     # What a method defines: the options of shard_softmax, and a step from the sums of the softmax half.
 
@@ -136,13 +152,14 @@ class Iterations:
     def update(self, sums: Sums, step: int) -> None:
         raise NotImplementedError
 
-    def _gather(self, before: Tensor | None) -> Sums:
-        """The softmax half, of all ranks."""
+    def _gather(self, before: Tensor | None, terms: bool) -> Sums:
+        """The softmax half, of all ranks; `terms`: with the sums for the loss terms, among them query_p."""
         K, shard = self.classes, self.shard
+        options = {**self.softmax_options(), "terms": terms}
 
         def local() -> Tensor:
             weights = self.weights.to(shard.device)
-            mine = shard.softmax(weights, before, self.softmax_options(), float(self.log_prior.abs().max()))
+            mine = shard.softmax(weights, before, options, float(self.log_prior.abs().max()))
             scalars = torch.tensor([mine.cross, mine.conditional, mine.change], dtype=torch.float64)
             return torch.cat([mine.p.cpu(), mine.log_power.cpu(), mine.query_p.cpu(), scalars])
 
@@ -188,13 +205,13 @@ class AdmIterations(Iterations):
             "query_weight": self.support / max(self.queries, 1),  # c_Q
             "power": 1 + params.alpha / params.beta,
             "entropy_order": 1.0,
-            "terms": self.job.history,
+            "terms": False,
         }
 
     def update(self, sums: Sums, step: int) -> None:
-        """w_k <- (A_k + B_k w_k) / D_k"""
+        """w_k <- w_k + f ((A_k + B_k w_k) / D_k - w_k)"""
         params, options = self.params, self.softmax_options()
-        marginal_power = params.marginal_weight / (params.marginal_weight + params.beta)
+        marginal_power = self.marginal_weight / (self.marginal_weight + params.beta)
         exponent = marginal_power * (sums.log_power + self.log_prior)
         shard = self.shard
         a, q = self._sum(
@@ -203,7 +220,8 @@ class AdmIterations(Iterations):
         mass = options["support_weight"] * self.counts + options["query_weight"] * q  # D_k
         some = mass >= torch.finfo(shard.real).tiny  # only lam = 0 leaves a class without any: it stays
         new = (a + sums.p[:, None] * self.weights) / mass[:, None]
-        self.weights = torch.where(some[:, None], new, self.weights)
+        relaxed = self.weights + params.relaxation * (new - self.weights)
+        self.weights = torch.where(some[:, None], relaxed, self.weights)
 
 
 class GdIterations(Iterations):
@@ -217,14 +235,14 @@ class GdIterations(Iterations):
     def softmax_options(self) -> dict[str, Any]:
         weights = {"support_weight": 0.0, "query_weight": 1.0}
         same = {"temperature": self.params.temperature, "entropy_order": self.order}
-        return {**same, **weights, "power": 0.0, "terms": self.job.history}
+        return {**same, **weights, "power": 0.0, "terms": False}
 
     def update(self, sums: Sums, step: int) -> None:
         """Adam on dL/dw_k = tau (sum_i g_ik z_i - w_k sum_i g_ik), as torch.optim.Adam does it."""
         params, shard, order = self.params, self.shard, self.order
         log_ratio = self._log_share(sums.p) + math.log(2) * self.log_prior  # log(phat_k / (K prior_k))
         log_a = log_ratio if order == 1 else torch.expm1((order - 1) * log_ratio) / (order - 1)
-        marginal = params.marginal_weight * order * log_a
+        marginal = self.marginal_weight * order * log_a
         options = {
             "support_weight": params.lam / self.support,
             "query_weight": 1 / max(self.queries, 1),

@@ -48,8 +48,9 @@ def adm(
     alpha: float = ADM.alpha,
     beta: float = ADM.beta,
     temperature: float = ADM.temperature,
-    marginal_weight: float = ADM.marginal_weight,
+    marginal_weight: float | str = ADM.marginal_weight,
     class_prior: Any = None,
+    relaxation: float = ADM.relaxation,
     iterations: int = ADM.iterations,
     tol: float = ADM.tol,
     history: bool = False,
@@ -70,8 +71,8 @@ def adm(
             ignored. Every class needs a support sample on some rank.
         group: a torch.distributed process group; by default all ranks, or this process alone without one.
         num_classes: K; by default the largest label of all ranks + 1.
-        normalize, lam, alpha, beta, temperature, marginal_weight, class_prior, iterations, tol, history: as
-            in `tim_ext.adm`.
+        normalize, lam, alpha, beta, temperature, marginal_weight, class_prior, relaxation, iterations, tol,
+            history: as in `tim_ext.adm`. There is no `smoothing` over ranks.
         outputs: which of "probs" [n, K], "predictions" [n], "weights" [K, d] to return; only "weights" saves
             a pass over the samples, and `classify` gives the others block by block.
         cache_bytes: memory for log p between the two passes of an iteration. Samples that do not fit have it
@@ -89,7 +90,7 @@ def adm(
         >>> tim_ext.distributed.adm(features, labels).predictions
         tensor([0, 1, 0, 1, 0])
     """
-    return _solve("adm", AdmIterations, ADM, **locals(), form="primal")
+    return _solve("adm", AdmIterations, ADM, **locals(), form="primal", smoothing=0.0)
 
 
 def gd(

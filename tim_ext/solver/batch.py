@@ -24,7 +24,7 @@ from .inputs import (
     to_proportions,
     to_tensor,
 )
-from .params import TimParams, check_count
+from .params import AUTO, DECIDED_AFTER, UNDECIDED_MARGINAL, TimParams, check_count
 from .refusals import in_task, refusal
 from .result import History, Result
 
@@ -221,14 +221,21 @@ def make_result(
     weights: Tensor,  # [sum K_t, d]
     iterations: Tensor,  # [T]
     history: Tensor,  # [T, iterations + 1 or 0, 3]
+    proportions: Tensor,  # [sum K_t]
+    marginal_weights: Tensor,  # [T]
 ) -> Result:
     lead = (len(batch.sizes),) if batch.lead is None else batch.lead
+    marginal_weight = marginal_weights.view(lead)
     return Result(
         probs=_probs(batch, probs) if "probs" in outputs else None,
         predictions=_per_task(batch, batch.sizes, predictions) if "predictions" in outputs else None,
         weights=_per_task(batch, batch.counts, weights) if "weights" in outputs else None,
         iterations=iterations.view(lead),
-        history=make_history(params, history.view(*lead, -1, 3)) if history.shape[1] else None,
+        proportions=_per_task(batch, batch.counts, proportions),
+        marginal_weight=marginal_weight,
+        history=make_history(params, history.view(*lead, -1, 3), marginal_weight)
+        if history.shape[1]
+        else None,
     )
 
 
@@ -249,7 +256,12 @@ def _per_task(batch: Batch, lengths: Sequence[int], flat: Tensor) -> Tensor | li
     return list(torch.split(flat, list(lengths)))
 
 
-def make_history(params: TimParams, terms: Tensor) -> History:
+def make_history(params: TimParams, terms: Tensor, marginal_weight: Tensor) -> History:
+    """terms [.., iterations + 1, 3]; marginal_weight [..] is that of the last iterations."""
     cross_entropy, marginal, conditional = terms.unbind(-1)
-    loss = params.lam * cross_entropy - params.marginal_weight * marginal + params.alpha * conditional
+    m = marginal_weight[..., None].expand_as(marginal)
+    if params.marginal_weight == AUTO:
+        undecided = torch.arange(m.shape[-1], device=m.device) < DECIDED_AFTER
+        m = torch.where(undecided, UNDECIDED_MARGINAL, m)
+    loss = params.lam * cross_entropy - m * marginal + params.alpha * conditional
     return History(cross_entropy, marginal, conditional, loss)

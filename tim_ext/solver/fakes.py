@@ -25,6 +25,7 @@ def fake_solve(
     iterations: int,
     probs_size: int,
     weights_rows: int,
+    proportions_size: int,
     history: bool,
     **hyper_parameters: object,
 ) -> tuple[Tensor, ...]:
@@ -36,6 +37,8 @@ def fake_solve(
         features.new_empty((weights_rows, features.shape[1]), dtype=dtype),
         labels.new_empty((tasks,)),
         features.new_empty((tasks, iterations + 1 if history else 0, 3), dtype=dtype),
+        features.new_empty((proportions_size,), dtype=dtype),
+        features.new_empty((tasks,), dtype=dtype),
         labels.new_empty((tasks, 3)),
     )
 

@@ -95,7 +95,7 @@ def finetune(
     _check_labels(batch)
     tasks = list(batch.tasks())
 
-    probs, predictions, weights, ran, terms = [], [], [], [], []
+    probs, predictions, weights, ran, terms, proportions = [], [], [], [], [], []
     start = _random_state(device)
     with torch.inference_mode(False), torch.enable_grad(), _given_back(encoder) as restore:
         for t, ((rows, task_labels, count), prior) in enumerate(zip(tasks, batch.priors(), strict=True)):
@@ -104,16 +104,28 @@ def finetune(
             used = used.to(device)
             task = _Task(encoder, device, batch.features, pieces, used, in_task(t, len(tasks)))
             _set_random_state(device, start)
-            p, w, done, task_terms = task.solve(task_labels.to(device)[used], count, prior, normalize, params)
+            shuffled = task_labels.to(device)[used]
+            p, w, done, task_terms = task.solve(shuffled, count, prior, normalize, params)
             restore()
+            proportions.append(reference.phat(p, shuffled == QUERY))
             size = len(task_labels)
             probs.append(p.new_zeros(size, count).index_put_((used,), p).flatten())
             predictions.append(used.new_full((size,), PADDING).index_put_((used,), p.argmax(dim=1)))
             weights.append(w)
             ran.append(done)
             terms.append(task_terms)
-    flat = torch.cat(probs), torch.cat(predictions), torch.cat(weights)
-    return make_result(batch, params, outputs, *flat, torch.tensor(ran, device=device), torch.stack(terms))
+    return make_result(
+        batch,
+        params,
+        outputs,
+        probs=torch.cat(probs),
+        predictions=torch.cat(predictions),
+        weights=torch.cat(weights),
+        iterations=torch.tensor(ran, device=device),
+        history=torch.stack(terms),
+        proportions=torch.cat(proportions),
+        marginal_weights=torch.full((len(ran),), params.marginal_weight).to(weights[0]),
+    )
 
 
 class _Task(NamedTuple):

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 FORMS = ("auto", "dual", "primal")  # of TIM-ADM: how the weights are kept
 OUTPUTS = ("probs", "predictions", "weights")
 LARGEST_COUNT = 2**31 - 1
+# marginal_weight="auto": the weight until a task decides, and when it does (csrc/common/equations.h)
+UNDECIDED_MARGINAL, DECIDED_AFTER = 0.1, 25
 
 
 Check = Callable[[str, Any], Any]  # of a value, by the name to call it in a refusal
@@ -64,6 +66,25 @@ def check_form(name: str, form: Any) -> str:
     return str(form)
 
 
+AUTO = "auto"
+
+
+def check_or_auto(name: str, value: Any, *, check: Check) -> float | str:
+    """What the check allows, or "auto"."""
+    if isinstance(value, str):
+        if value != AUTO:
+            raise ValueError(f'{name}: expected a number or "{AUTO}", got {value!r}')
+        return AUTO
+    return float(check(name, value))
+
+
+def check_reach(name: str, value: Any) -> float:
+    reach = check_number(name, value)
+    if reach >= 1:
+        raise ValueError(f"{name}: expected a number >= 0 and < 1, got {reach}")
+    return reach
+
+
 def check_betas(name: str, betas: Any) -> tuple[float, float]:
     expected = f"{name}: expected two numbers, each >= 0 and < 1"
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
@@ -97,6 +118,10 @@ def checked(default: Any, check: Check) -> Any:
 
 def number(default: float, *, positive: bool = False) -> Any:
     return checked(default, partial(check_number, positive=positive))
+
+
+def or_auto(default: float, check: Check) -> Any:
+    return checked(default, partial(check_or_auto, check=check))
 
 
 def count(default: int) -> Any:
@@ -146,7 +171,14 @@ class TimParams:
 class AdmParams(TimParams):
     iterations: int = count(150)
     beta: float = number(1.0, positive=True)  # weight of the penalty that ties q to p
-    form: str = checked("auto", check_form)
+    marginal_weight: float | str = or_auto(1.0, check_number)  # type: ignore[assignment]  # m; or the task's own
+    smoothing: float | str = or_auto(0.0, check_reach)  # reach over the neighbour graph; 0: none
+    relaxation: float = number(1.0, positive=True)  # f of W + f (F(W) - W), F an iteration of the paper
+    form: str = checked(AUTO, check_form)
+
+    def arguments(self) -> dict[str, Any]:
+        automatic = {name: None for name in ("marginal_weight", "smoothing") if getattr(self, name) == AUTO}
+        return {**vars(self), **automatic} if automatic else vars(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +199,8 @@ class GdParams(TimParams):
 for params in (TimParams, AdmParams, GdParams):
     params.CHECKS = {declared.name: declared.metadata["check"] for declared in fields(params)}
 
-# the defaults of the paper
+# the defaults of the paper, and a preset for pools whose proportions nobody knows
 ADM = AdmParams()
 GD = GdParams()
+ROBUST = AdmParams(marginal_weight=AUTO, smoothing=AUTO, relaxation=0.5, lam=0.3, iterations=100)
 FINETUNE = GdParams(iterations=25, lr=5e-5)

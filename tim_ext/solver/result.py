@@ -44,12 +44,15 @@ class History(ShortRepr):
 class Result(ShortRepr):
     """The solution of one task or of a batch of tasks.
 
-    `..` stands for nothing (one task) or for T (a batch). For a list of tasks, `probs`, `predictions` and
-    `weights` are lists with one tensor per task, without `..`. An output that was not asked for is None.
+    `..` stands for nothing (one task) or for T (a batch). For a list of tasks, `probs`, `predictions`,
+    `weights` and `proportions` are lists with one tensor per task, without `..`. An output
+    that was not asked for is None.
     """
 
     probs: Tensor | list[Tensor] | None  # [.., N, K]  p of every sample, support included; padding: 0
     predictions: Tensor | list[Tensor] | None  # [.., N]  argmax of p; padding: -100
     weights: Tensor | list[Tensor] | None  # [.., K, d]
     iterations: Tensor  # [..]  int64, iterations run; 0 for a task without query
+    proportions: Tensor | list[Tensor]  # [.., K]  mean of p over the queries; 0 for a task without query
+    marginal_weight: Tensor  # [..]  m of the last iterations: given, or decided by the task
     history: History | None = None

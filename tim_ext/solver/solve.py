@@ -10,9 +10,10 @@ from torch import Tensor
 
 from . import native
 from .batch import check_status, make_batch, make_result
-from .params import ADM, GD, OUTPUTS, TimParams, check_flag, check_outputs
+from .params import ADM, GD, OUTPUTS, ROBUST, TimParams, check_flag, check_outputs
 from .renames import renamed
 from .result import Result
+from .roots import with_roots
 
 
 @renamed(solver="form")
@@ -27,8 +28,10 @@ def adm(
     alpha: float = ADM.alpha,
     beta: float = ADM.beta,
     temperature: float = ADM.temperature,
-    marginal_weight: float = ADM.marginal_weight,
+    marginal_weight: float | str = ADM.marginal_weight,
     class_prior: Any = None,
+    smoothing: float | str = ADM.smoothing,
+    relaxation: float = ADM.relaxation,
     iterations: int = ADM.iterations,
     tol: float = ADM.tol,
     form: str = ADM.form,
@@ -50,10 +53,16 @@ def adm(
         alpha: weight of the conditional entropy of the queries; 0 leaves it out.
         beta: weight of the penalty that ties the assignments q to the probabilities p.
         temperature: tau of p_ik = softmax_k(-tau/2 * ||w_k - z_i||^2).
-        marginal_weight: weight m of the marginal entropy of the queries; 0 leaves it out.
+        marginal_weight: weight m of the marginal entropy of the queries; 0 leaves it out. "auto": each task
+            decides after 25 iterations at m = 0.1, by how far its proportions are from equal ones (or from
+            `class_prior`): m = max(0.005, min(1, 0.05 s^-1/2 / KL)^2), s support samples per class.
         class_prior: proportions of the classes among the queries, if known: [K] for all tasks, [T, K], or a
             list of [K_t], each > 0 and of sum 1. The marginal entropy, largest for equal proportions, becomes
             log K - KL(phat || prior). `tim_ext.reference.q_update` derives the update.
+        smoothing: reach r of a smoothing over the graph of nearest neighbours, 0 <= r < 1; 0 leaves it out.
+            "auto": 0.7 s^-0.2. Samples keep their length; `weights` are then points among the smoothed
+            samples. `tim_ext.reference.smooth` has the equations.
+        relaxation: factor > 0 of every step of W; 1 is the paper's step, 0.5 half of it.
         iterations: number of updates; 0 gives the prototypes.
         tol: stop a task when no probability moved by more than this in an iteration; 0 runs them all.
         form: "dual" (Gram domain, fast for N small against d), "primal", or "auto" by cost.
@@ -71,6 +80,42 @@ def adm(
         tensor([0, 1, 0, 1, 0])
     """
     return _solve("adm_solve", ADM, locals())
+
+
+def robust(
+    features: Any,
+    labels: Any,
+    *,
+    index: Any = None,
+    num_classes: int | None = None,
+    normalize: bool = True,
+    lam: float = ROBUST.lam,
+    alpha: float = ROBUST.alpha,
+    beta: float = ROBUST.beta,
+    temperature: float = ROBUST.temperature,
+    marginal_weight: float | str = ROBUST.marginal_weight,
+    class_prior: Any = None,
+    smoothing: float | str = ROBUST.smoothing,
+    relaxation: float = ROBUST.relaxation,
+    iterations: int = ROBUST.iterations,
+    tol: float = ROBUST.tol,
+    form: str = ROBUST.form,
+    history: bool = False,
+    outputs: Sequence[str] = OUTPUTS,
+) -> Result:
+    """`adm` for pools as they are, whose proportions nobody knows; all arguments are those of `adm`.
+
+    It is `adm` with marginal_weight="auto", smoothing="auto", relaxation=0.5, lam=0.3 and iterations=100, on
+    the square roots sqrt(z + 1e-6) of features that have no negative value in a task; nothing more.
+
+    Example:
+        >>> import torch, tim_ext
+        >>> features = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1], [0.2, 0.8], [0.8, 0.3]])
+        >>> labels = torch.tensor([0, 1, -1, -1, -1])
+        >>> tim_ext.robust(features, labels).predictions
+        tensor([0, 1, 0, 1, 0])
+    """
+    return _solve("adm_solve", ROBUST, locals(), roots=True)
 
 
 def gd(
@@ -133,6 +178,7 @@ def _solve(
     operator: str,
     defaults: TimParams,
     given: dict[str, Any],  # the arguments of `adm` or `gd`, by name
+    roots: bool = False,
 ) -> Result:
     params = defaults.given(given)
     outputs = check_outputs(given["outputs"])
@@ -141,6 +187,8 @@ def _solve(
         given["features"], given["labels"], given["index"], given["num_classes"], given["class_prior"]
     )
     native.require(batch.features.device)
+    if roots:
+        batch = with_roots(batch)
     sizes, counts = batch.sizes, batch.counts
     *flat, status = native.call(
         operator,
@@ -152,6 +200,7 @@ def _solve(
         normalize=normalize,
         probs_size=sum(map(int.__mul__, sizes, counts)) if "probs" in outputs else 0,
         weights_rows=sum(counts) if "weights" in outputs else 0,
+        proportions_size=sum(counts),
         history=history,
         class_prior=batch.class_prior,
         **params.arguments(),

@@ -34,14 +34,17 @@ void solve(const Batch& batch, const AdmParams& params, const Outputs& out, cons
   auto choose = [&](int64_t samples, int64_t classes) {
     const double n = double(samples), d = double(batch.dim), k = double(classes),
                  i = double(params.iterations);
-    const double dual = dual_cost<T>(n, d, k, i), primal = primal_cost<T>(n, d, k, i);
+    double dual = dual_cost<T>(n, d, k, i), primal = primal_cost<T>(n, d, k, i);
+    if (params.smooths_by_shots || params.smoothing > 0) {
+      dual += 3 * n * n * n;
+      primal += n * n * d + 500 * n * d;
+    }
     const bool use_dual = params.form == Form::automatic ? n * n * sizeof(T) <= kGramLimit && dual <= primal
                                                          : params.form == Form::dual;
     return Choice{use_dual, use_dual ? dual : primal};
   };
   solve_batch<T>(
-      batch, params.iterations, params.normalize, out, team,
-      [&](int64_t n, int64_t classes) { return choose(n, classes).cost; },
+      batch, params, out, team, [&](int64_t n, int64_t classes) { return choose(n, classes).cost; },
       [&](Task& task, const TaskOutputs<T>& mine, Worker<T>& worker, const Team& inner) {
         if constexpr (sizeof(T) == 4)
           if (is_wide(task, params.temperature, params.normalize, worker))
@@ -49,12 +52,17 @@ void solve(const Batch& batch, const AdmParams& params, const Outputs& out, cons
               solve<double>(one, params, results, inner);
             });
         const Kernels<T>& k = kernels<T>();
+        const double reach = smoothing_reach(params, double(task.support) / double(task.classes));
         // By the samples that count: padding must not change the result.
         const bool dual = choose(task.samples(), task.classes).dual;
-        if (dual)
+        if (dual) {
           check_product(task.samples(), task.samples());  // G
-        else
+          task.smoothing = reach;
+        } else if (reach > 0) {
+          smooth_task(worker, task, reach, inner);
+        } else {
           centre_task(worker, task);
+        }
         void* work = worker.solver.at_least((dual ? k.dual_workspace : k.primal_workspace)(task, params));
         (dual ? k.dual : k.primal)(task, params, worker.scale.data(), mine, inner, work);
       });

@@ -139,6 +139,23 @@ void centre_task(Worker<T>& w, Task& task) {
   task.centred = true;
 }
 
+// Samples smoothed over their neighbour graph, once, and centred: a copy [N, dim] of any size.
+template <class T>
+void smooth_task(Worker<T>& w, Task& task, double reach, const Team& team) {
+  const Kernels<T>& k = kernels<T>();
+  const SmoothingMemory memory = k.smoothing_memory(task, team);
+  Buffer smoothed;
+  T* copy = static_cast<T*>(smoothed.at_least(memory.elements * int64_t(sizeof(T))));
+  std::vector<T> shift(static_cast<size_t>(task.dim));
+  k.smooth_rows(task, reach, w.scale.data(), copy, shift.data(), team, w.solver.at_least(memory.bytes));
+  std::swap(w.copy, smoothed);  // which may hold the rows that were smoothed
+  use_copy(w, task, copy);
+  k.mean_row(task, w.scale.data(), w.total.data(), w.mean.data());
+  k.centre_rows(task, w.scale.data(), copy);
+  task.centred = true;
+  for (size_t j = 0; j < shift.size(); ++j) w.mean[j] += shift[j];  // W gets both back
+}
+
 // Where the results of a task go in the flat outputs.
 struct Place {
   int64_t task = 0, samples_before = 0, probs_before = 0, classes_before = 0;
@@ -217,9 +234,12 @@ void for_tasks(const Batch& batch, const Team& team, int64_t rounds, Cost cost, 
 }
 
 // Solves every task: solve(task, outputs of the task, worker, team). Refused tasks get NaN.
-template <class T, class Cost, class Solve>
-void solve_batch(const Batch& batch, int64_t iterations, bool normalize, const Outputs& out, const Team& team,
-                 Cost cost, Solve solve) {
+template <class T, class Params, class Cost, class Solve>
+void solve_batch(const Batch& batch, const Params& params, const Outputs& out, const Team& team, Cost cost,
+                 Solve solve) {
+  const int64_t iterations = params.iterations;
+  const bool normalize = params.normalize;
+  const double marginal_weight = params.marginal_weight;
   for_tasks<T>(batch, team, iterations, cost, [&](const Place& place, Worker<T>& worker, const Team& inner) {
     const int64_t t = place.task, n = batch.offsets[t + 1] - batch.offsets[t], K = batch.classes[t];
     const T nan = std::numeric_limits<T>::quiet_NaN();
@@ -228,6 +248,9 @@ void solve_batch(const Batch& batch, int64_t iterations, bool normalize, const O
     mine.predictions = out.predictions + place.samples_before;
     if (out.weights) mine.weights = static_cast<T*>(out.weights) + place.classes_before * batch.dim;
     if (out.history) mine.history = static_cast<T*>(out.history) + t * (iterations + 1) * 3;
+    if (out.proportions) mine.proportions = static_cast<T*>(out.proportions) + place.classes_before;
+    mine.marginal_weight = static_cast<T*>(out.marginal_weights) + t;
+    *mine.marginal_weight = T(marginal_weight);
     mine.iterations = out.iterations + t;
     mine.status = out.status + 3 * t;
     *mine.iterations = 0;
@@ -237,6 +260,8 @@ void solve_batch(const Batch& batch, int64_t iterations, bool normalize, const O
     if (!prepare_task(batch, t, place.classes_before, normalize, worker, task, out.status + 3 * t)) {
       if (mine.probs) std::fill_n(mine.probs, n * K, nan);
       if (mine.weights) std::fill_n(mine.weights, K * batch.dim, nan);
+      if (mine.proportions) std::fill_n(mine.proportions, K, nan);
+      *mine.marginal_weight = nan;
       return;
     }
     if (mine.probs && task.samples() < n) std::fill_n(mine.probs, n * K, T(0));  // padding

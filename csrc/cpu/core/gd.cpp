@@ -7,7 +7,7 @@ namespace {
 template <class T>
 void solve(const Batch& batch, const GdParams& params, const Outputs& out, const Team& team) {
   solve_batch<T>(
-      batch, params.iterations, params.normalize, out, team,
+      batch, params, out, team,
       [&](int64_t n, int64_t classes) {
         return double(params.iterations) * 2 * double(n) * double(batch.dim) * double(classes);
       },

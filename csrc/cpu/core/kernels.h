@@ -20,6 +20,7 @@ struct Task {
   // [dim], of the type computed in and padded to 64 bytes: a vector that is subtracted from every sample and every w_k,
   // so that a part that all samples share costs no digits. Null: nothing is subtracted.
   const void* mean = nullptr;
+  double smoothing = 0;  // reach in the Gram domain; 0: none is wanted, or the features are smoothed already
   bool centred = false;  // features are z_i = scale_i x_i - mean already, of the type computed in
   int64_t samples() const { return support + query; }
 };
@@ -30,6 +31,8 @@ struct TaskOutputs {
   int64_t* predictions = nullptr;  // [N_t]
   T* weights = nullptr;            // [K, dim] or null
   T* history = nullptr;            // [iterations + 1, 3] or null
+  T* proportions = nullptr;        // [K] or null
+  T* marginal_weight = nullptr;    // [1]
   int64_t* iterations = nullptr;   // [1]
   int64_t* status = nullptr;       // [3]
   T* confidences = nullptr;        // [N_t] the largest probability, or null
@@ -51,6 +54,11 @@ enum class Rows {
   not_finite  // *bad is the first sample that holds NaN or Inf
 };
 
+struct SmoothingMemory {
+  int64_t bytes;     // of workspace
+  int64_t elements;  // of the smoothed copy: more than N dim in between
+};
+
 template <class T>
 struct Kernels {
   // scale[i] = 1 / ||x_i|| (0 for a zero row), or 1 if !normalize.
@@ -61,6 +69,9 @@ struct Kernels {
   void (*mean_row)(const Task&, const T* scale, double* total, T* mean);
   // out[i, :] = scale_i x_i - task.mean
   void (*centre_rows)(const Task&, const T* scale, T* out);
+  // out[i, :] = z'_i - shift, the samples smoothed over their neighbour graph; shift [dim]. See graph-inl.h.
+  SmoothingMemory (*smoothing_memory)(const Task&, const Team&);
+  void (*smooth_rows)(const Task&, double reach, const T* scale, T* out, T* shift, const Team&, void* work);
   // Bytes of 64-byte aligned workspace for one task.
   int64_t (*dual_workspace)(const Task&, const AdmParams&);
   int64_t (*primal_workspace)(const Task&, const AdmParams&);

@@ -57,7 +57,9 @@ void solve_wide(const Task& task, int64_t iterations, const TaskOutputs<float>& 
 
   std::vector<double> probs(out.probs ? size_t(N * K) : 0), weights(out.weights ? size_t(K * d) : 0),
       history(out.history ? size_t(3 * (iterations + 1)) : 0);
+  std::vector<double> proportions(out.proportions ? size_t(K) : 0);
   std::vector<int64_t> predictions(size_t(N), 0);
+  double marginal_weight;
   int64_t status[3];
   Outputs found;
   found.probs = out.probs ? probs.data() : nullptr;
@@ -65,6 +67,8 @@ void solve_wide(const Task& task, int64_t iterations, const TaskOutputs<float>& 
   found.weights = out.weights ? weights.data() : nullptr;
   found.iterations = out.iterations;
   found.history = out.history ? history.data() : nullptr;
+  found.proportions = out.proportions ? proportions.data() : nullptr;
+  found.marginal_weights = &marginal_weight;
   found.status = status;
   solve(batch, found);
 
@@ -76,6 +80,8 @@ void solve_wide(const Task& task, int64_t iterations, const TaskOutputs<float>& 
   }
   for (size_t j = 0; j < weights.size(); ++j) out.weights[j] = float(weights[j]);
   for (size_t j = 0; j < history.size(); ++j) out.history[j] = float(history[j]);
+  for (size_t j = 0; j < proportions.size(); ++j) out.proportions[j] = float(proportions[j]);
+  *out.marginal_weight = float(marginal_weight);
   std::copy_n(status, 3, out.status);
 }
 

@@ -6,13 +6,13 @@
 //   C_ik <- (X_ik + B_k C_ik) / D_k,   D_k = c_S |S_k| + c_Q sum over Q of q_ik
 // The columns of C sum to 1, so that the task's mean may be subtracted from all z_i, and is: G is that of z_i - mean.
 //
-// Layout: G in column panels of up to 3 vectors, [panel][row j][columns of the panel], so that a product
-// reads it in order. U, p, x class-major, [K][lanes]; C as C_k - C_K, k < K, and C_K.
+// Layout: G in panels of columns (Panels). U, p, x class-major, [K][lanes]; C as C_k - C_K, k < K, and C_K.
 #pragma once
 
 #include "cpu/kernels/iteration-inl.h"
 #include "cpu/kernels/prelude.h"
 #include "cpu/kernels/rows-inl.h"
+#include "cpu/kernels/smoothing-inl.h"
 #include "cpu/kernels/tiles-inl.h"
 
 namespace tim_ext {
@@ -29,10 +29,15 @@ class Dual {
   int64_t blocks;
 
   Dual(const Task& task, const AdmParams& params, const T* scale, const Team& team, Arena& arena)
-      : task_(task), scale_(scale), team_(team), c_(coefficients<T>(params, task)) {
+      : task_(task),
+        scale_(scale),
+        team_(team),
+        c_(coefficients<T>(params, task)),
+        reach_(task.smoothing),
+        panels_(task.samples()) {
     const int64_t K = task.classes;
-    lanes_ = round_up(task.samples(), W);
-    vectors_ = lanes_ / W;
+    lanes_ = panels_.lanes;
+    vectors_ = panels_.vectors;
     blocks = (lanes_ + kBlockSamples - 1) / kBlockSamples;
     gram_ = arena.take<T>(lanes_ * lanes_);
     for (T** array : {&difference_, &logits_, &p_, &x_}) *array = arena.take<T>(K * lanes_);
@@ -42,6 +47,7 @@ class Dual {
     inverse_ = arena.take<T>(lanes_);
     shift_parts_ = reinterpret_cast<Vec<T>*>(arena.take<char>(panels() * K * int64_t(sizeof(Vec<T>))));
     state = take_class_state<T>(arena, K, blocks, blocks);
+    if (reach_ > 0) smoothing_.emplace(task, panels_, arena);
     // The packed features are needed only before the first iteration, the row blocks only after the last.
     const int64_t rows = rows_per_block<T>(task);
     Arena pack(arena), result(arena);
@@ -57,6 +63,7 @@ class Dual {
 
   void prepare() {
     gram();
+    if (smoothing_) smoothing_->smooth(gram_, reach_, scale_, team_);
     fill_labels(task_, lanes_, labels_, state);
     const int64_t K = task_.classes;
     auto prototype = [&](int64_t k, int64_t i) { return labels_[i] == k ? T(1) / state.count[k] : T(0); };
@@ -105,21 +112,20 @@ class Dual {
   void finish(const TaskOutputs<T>& out) {
     Block<T> all = block(0);
     write_results(task_, out, all, 0, task_.samples());
+    if (out.proportions) {
+      each([&](Block<T>& block, int64_t b) { sum_queries(task_, state, block, b); });
+      gather_proportions(task_, state, blocks, out.proportions);
+    }
     if (!out.weights) return;
     // w_k = sum_i C_ik (z_i - mean) + mean = sum_i C_ik z_i + rest_k mean,   rest_k = 1 - sum_i C_ik: rounding
     const int64_t K = task_.classes, rows = rows_per_block<T>(task_);
+    const T* const coefficients = whole_coefficients();
     for (int64_t i0 = 0; i0 < task_.samples(); i0 += rows) {
       const int64_t n = task_.samples() - i0 < rows ? task_.samples() - i0 : rows;
       row_pointers(task_, i0, n, converted_, pointers_);
-      for (int64_t k = 0; k < K; ++k) {
-        double sum = 0;
-        for (int64_t i = 0; i < n; ++i) {
-          const T c = (k < K - 1 ? difference_[k * lanes_ + i0 + i] : T(0)) + last_[i0 + i];
-          coefficients_[k * rows + i] = c * scale_[i0 + i];
-          sum += double(c);
-        }
-        rest_[k] = (i0 > 0 ? rest_[k] : 1.0) - sum;
-      }
+      for (int64_t k = 0; k < K; ++k)
+        for (int64_t i = 0; i < n; ++i)
+          coefficients_[k * rows + i] = coefficients[k * lanes_ + i0 + i] * scale_[i0 + i];
       accumulate_rows(pointers_, n, coefficients_, rows, K, task_.dim, i0 > 0, out.weights, task_.dim);
     }
     const T* const mean = static_cast<const T*>(task_.mean);
@@ -130,6 +136,26 @@ class Dual {
   ClassState<T> state;
 
  private:
+  // C [K][lanes] of the samples as they came, and rest_k; p and x are no longer needed.
+  const T* whole_coefficients() {
+    const int64_t K = task_.classes, rows = rows_per_block<T>(task_);
+    for (int64_t k = 0; k < K; ++k) {
+      rest_[k] = 1;
+      for (int64_t i0 = 0; i0 < task_.samples(); i0 += rows) {
+        double sum = 0;
+        for (int64_t i = i0; i < (i0 + rows < task_.samples() ? i0 + rows : task_.samples()); ++i) {
+          x_[k * lanes_ + i] = (k < K - 1 ? difference_[k * lanes_ + i] : T(0)) + last_[i];
+          sum += double(x_[k * lanes_ + i]);
+        }
+        rest_[k] -= sum;
+      }
+      if (smoothing_) rest_[k] *= smoothing_->share_of_mean();
+    }
+    if (!smoothing_) return x_;
+    smoothing_->unsmooth(x_, p_, K);
+    return p_;
+  }
+
   static constexpr int64_t kParallelLanes = 1024;  // from here on a product is worth sharing among threads
 
   int64_t end_of(int64_t b) const {
@@ -159,20 +185,8 @@ class Dual {
     });
   }
 
-  // Panels: 3 vectors each, the last ones 2 + 2 or 2 (1 only if there is nothing else to take from).
-  int64_t panels() const { return (vectors_ + kTileVectors - 1) / kTileVectors; }
-  void panel(int64_t j, int64_t* first, int64_t* width) const {  // in vectors
-    const int64_t n = panels(), rest = vectors_ % kTileVectors;
-    const int64_t narrow = vectors_ < kTileVectors || rest == 0 ? 0 : kTileVectors - rest;  // panels of 2
-    if (vectors_ < kTileVectors) {
-      *first = 0;
-      *width = vectors_;
-    } else {
-      const int64_t wide = n - narrow;
-      *first = j <= wide ? 3 * j : 3 * wide + 2 * (j - wide);
-      *width = j < wide ? 3 : 2;
-    }
-  }
+  int64_t panels() const { return panels_.count(); }
+  void panel(int64_t j, int64_t* first, int64_t* width) const { panels_.get(j, first, width); }
   T* gram_panel(int64_t first) { return gram_ + first * W * lanes_; }
 
   // G in chunks of kChunk features: pack the transposed panels, then add their products to the upper
@@ -185,11 +199,23 @@ class Dual {
       run(team_, n, [&](int64_t j) {
         int64_t first, width;
         panel(j, &first, &width);
-        pack_panel(task_, scale_, first * W, width * W, c0, columns, packed_ + first * W * kChunk);
+        T* const packed = packed_ + first * W * kChunk;
+        pack_panel(task_, scale_, first * W, width * W, c0, columns, packed);
+        if (smoothing_) along_mean(packed, width, c0, columns, smoothing_->along_mean + first * W);
       });
       run(team_, n, [&](int64_t j) { gram_columns(j, columns, c0 == 0); });
     }
     run(team_, n, [&](int64_t j) { mirror(j); });
+  }
+
+  // out[i] (+)= sum over these columns of (z_i - mean)[c] mean[c], for the samples of a packed panel.
+  void along_mean(const T* packed, int64_t width, int64_t c0, int64_t columns, T* out) {
+    const T* const mean = static_cast<const T*>(task_.mean) + c0;
+    for (int64_t v = 0; v < width; ++v) {
+      Vec<T> sum = c0 > 0 ? load(out + v * W) : Vec<T>{};
+      for (int64_t c = 0; c < columns; ++c) sum += load(packed + (c * width + v) * W) * mean[c];
+      store(out + v * W, sum);
+    }
   }
 
   // A last vector of few samples is computed as rows, not as columns: its rows are short of none of their lanes.
@@ -323,6 +349,9 @@ class Dual {
   const T* scale_;
   const Team& team_;
   Coefficients<T> c_;
+  double reach_;
+  Panels<T> panels_;
+  std::optional<GramSmoothing<T>> smoothing_;
   int64_t lanes_, vectors_;
   T *gram_, *difference_, *last_, *logits_, *log_total_, *q_inverse_, *inverse_, *p_, *x_, *before_, *packed_,
       *coefficients_, *converted_;
@@ -339,7 +368,7 @@ void dual_solve(const Task& task, const AdmParams& params, const T* scale, const
   Dual<T> form(task, params, scale, team, arena);
   form.prepare();
   with_fixed_classes<2, 5>(task.classes, [&](auto kt) {
-    *out.iterations = iterate<decltype(kt)::value>(form, task, params, form.coefs(), form.state, out.history);
+    *out.iterations = iterate<decltype(kt)::value>(form, task, params, form.coefs(), form.state, out);
   });
   form.finish(out);
 }

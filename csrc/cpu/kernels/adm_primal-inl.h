@@ -29,7 +29,7 @@ void primal_solve(const Task& task, const AdmParams& params, const T* scale, con
   Arena arena(work);
   PrimalAdm<T> form(task, params, scale, team, arena);
   form.prepare();
-  *out.iterations = iterate<0>(form, task, params, form.coefs(), form.state, out.history);
+  *out.iterations = iterate<0>(form, task, params, form.coefs(), form.state, out);
   form.finish(out);
 }
 

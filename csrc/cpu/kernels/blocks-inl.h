@@ -18,6 +18,7 @@ struct Coefficients : AdmCoefficients<T> {
 
   Coefficients() {
     this->tau = this->support = this->marginal_power = query = T(0);
+    this->relaxation = T(1);
     this->power = T(1);
   }
 };
@@ -331,6 +332,18 @@ TIM_INLINE void history_block(int64_t classes, Block<T> b, T* out) {
   }
   out[0] = reduce_add<T>(cross);
   out[1] = reduce_add<T>(conditional);
+}
+
+// out[k] = sum over Q of p_ik, after finish_block.
+template <class T>
+TIM_INLINE void query_block(int64_t classes, Block<T> b, T* out) {
+  constexpr int W = kWidth<T>;
+  for (int64_t k = 0; k < classes; ++k) {
+    Vec<T> column = Vec<T>{};
+    for (int64_t v = b.first_query; v < b.vectors; ++v)
+      column += keep<T>(load_labels(b, v) == typename Simd<T>::Int(kQuery), load(b.p + k * b.ld + v * W));
+    out[k] = reduce_add<T>(column);
+  }
 }
 
 // max |p - before| over the real samples of a block after finish_block; copies p into `before`.

@@ -77,27 +77,56 @@ void write_history(const Task& task, const ClassState<T>& s, int64_t blocks, T* 
   row[2] = T(conditional);
 }
 
-// The softmax half of an iteration: p (and with `more` p^power) with their sums per block, and with `finish` log p;
-// the sums for the loss terms and the change of p where they are wanted.
+// sum over Q of p_ik of a finished block, to where history_block has it.
+template <class T>
+TIM_INLINE void sum_queries(const Task& task, const ClassState<T>& s, const Block<T>& block, int64_t b) {
+  query_block(task.classes, block, s.history + b * (s.stride + 2) + 2);
+}
+// phat_k = mean over Q of p_ik, from all blocks; 0 without queries.
+template <class T>
+void gather_proportions(const Task& task, const ClassState<T>& s, int64_t blocks, T* phat) {
+  combine(s.history + 2, blocks, s.stride + 2, task.classes, phat);
+  for (int64_t k = 0; k < task.classes; ++k) phat[k] = task.query > 0 ? phat[k] / T(task.query) : T(0);
+}
+
+// m of a task that decides it, from phat [K].
+template <class T>
+double decide_marginal(const Task& task, const ClassState<T>& s, const T* phat) {
+  double divergence = 0;
+  for (int64_t k = 0; k < task.classes; ++k)
+    divergence += divergence_term(task.classes, double(phat[k]), double(s.log_prior[k]));
+  return decided_marginal_weight(divergence, double(task.support) / double(task.classes));
+}
+
+// What an iteration wants of its softmax half besides p: p^power; log p; the sums for the loss terms; those of p over Q;
+// the change of p.
+struct SoftmaxWants {
+  bool power = false, finish = false, history = false, shares = false, change = false;
+};
+
+// The softmax half of an iteration: p with its sums per block, and what is wanted.
 template <int KT, class T, class Form>
-TIM_INLINE void softmax_half(Form& form, int64_t K, const Coefficients<T>& c, ClassState<T>& s, bool more,
-                             bool finish, bool history, bool change) {
+TIM_INLINE void softmax_half(Form& form, const Task& task, const Coefficients<T>& c, ClassState<T>& s,
+                             SoftmaxWants wants) {
+  const int64_t K = task.classes;
   form.softmax_pass([&](Block<T>& block, int64_t b, int64_t slot) {
     T* parts = s.parts + b * 4 * s.stride;
     Sums<T> sums;
     sums.p = parts;
     sums.power = parts + s.stride;
-    if (more)
+    if (wants.power)
       softmax_block<KT, true>(K, c, s.shift, block, s.accumulators + slot * 2 * K, sums);
     else
       softmax_block<KT, false>(K, c, s.shift, block, s.accumulators + slot * 2 * K, sums);
     s.smallest[b] = sums.smallest;
     if constexpr (Form::kNeedsLog) {
-      if (form.restores() && !history && !change) return finish_block<false>(K, block);
+      if (form.restores() && !wants.history && !wants.change && !wants.shares)
+        return finish_block<false>(K, block);
     }
-    if (finish) finish_block(K, block);
-    if (history) history_block(K, block, s.history + b * (s.stride + 2));
-    if (change) parts[3 * s.stride] = change_block(K, block, form.before(b));
+    if (wants.finish) finish_block(K, block);
+    if (wants.shares) sum_queries(task, s, block, b);
+    if (wants.history) history_block(K, block, s.history + b * (s.stride + 2));
+    if (wants.change) parts[3 * s.stride] = change_block(K, block, form.before(b));
   });
 }
 
@@ -146,20 +175,35 @@ void exact_columns(Form& form, int64_t K, const Coefficients<T>& c, ClassState<T
 //   team()           whose pause may end it
 // Returns the number of updates made; all blocks are then finished and belong to the last W.
 template <int KT, class T, class Form>
-int64_t iterate(Form& form, const Task& task, const AdmParams& params, const Coefficients<T>& c,
-                ClassState<T>& s, T* history) {
+int64_t iterate(Form& form, const Task& task, const AdmParams& params, Coefficients<T> c, ClassState<T>& s,
+                const TaskOutputs<T>& out) {
+  T* const history = out.history;
   const int64_t K = task.classes, blocks = form.blocks;
   const int64_t planned = task.query > 0 ? params.iterations : 0;
-  const bool finish = Form::kNeedsLog || history || params.tol > 0;
+  const bool finishes = Form::kNeedsLog || history || params.tol > 0;
   auto gather = [&](int which, T* out) { combine(s.parts + which * s.stride, blocks, 4 * s.stride, K, out); };
 
   for (int64_t t = 0;; ++t) {
-    const bool more = t < planned;
+    const bool more = t < planned, decides = params.decides_marginal && more && t == kDecidedAfter;
+    const bool finish = finishes || decides;
     pause(form.team());
-    softmax_half<KT>(form, K, c, s, more, finish || !more, history != nullptr, params.tol > 0);
+    SoftmaxWants wants;
+    wants.power = more;
+    wants.finish = finish || !more;
+    wants.history = history != nullptr;
+    wants.shares = decides;
+    wants.change = params.tol > 0;
+    softmax_half<KT>(form, task, c, s, wants);
     if (history) write_history(task, s, blocks, history + 3 * t);
-    if (params.tol > 0 && t > 0 && change_of(s, blocks) <= T(params.tol)) return t;
+    const bool decided = !params.decides_marginal || t > kDecidedAfter;
+    if (params.tol > 0 && t > 0 && decided && change_of(s, blocks) <= T(params.tol)) return t;
     if (!more) return t;
+    if (decides) {
+      gather_proportions(task, s, blocks, s.q);
+      const double m = decide_marginal(task, s, s.q);
+      *out.marginal_weight = T(m);
+      c.marginal_power = T(marginal_power(m, params.beta));
+    }
 
     gather(0, s.p);
     if (smallest_of(s, blocks) - s.prior_range > Simd<T>::exp2_min) {

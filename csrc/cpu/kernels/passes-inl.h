@@ -193,7 +193,10 @@ class PrimalPasses {
   }
 
   void finish(const TaskOutputs<T>& out) {
-    auto write = [&](Block<T>& block, int64_t b) { write_results(task_, out, block, b * rows_, count(b)); };
+    auto write = [&](Block<T>& block, int64_t b) {
+      write_results(task_, out, block, b * rows_, count(b));
+      if (out.proportions) sum_queries(task_, state, block, b);
+    };
     if (!restore_) {
       each_block(write);
     } else {
@@ -207,6 +210,7 @@ class PrimalPasses {
         write(block, b);
       });
     }
+    if (out.proportions) gather_proportions(task_, state, blocks, out.proportions);
     if (out.weights)
       for (int64_t k = 0; k < task_.classes; ++k)
         for (int64_t j = 0; j < task_.dim; ++j)

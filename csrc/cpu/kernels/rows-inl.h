@@ -215,8 +215,7 @@ void pack_panel(const Task& task, const T* scale, int64_t i0, int64_t rows, int6
           for (int l = 0; l < W; ++l) block[l] = load_row<T>(x[l] + c) * s[l] - m;
         } else if (left >= W) {
 #pragma GCC unroll 16
-          for (int l = 0; l < W; ++l)
-            block[l] = l < count ? load_row<T>(x[l] + c) * s[l] - m : Vec<T>{};
+          for (int l = 0; l < W; ++l) block[l] = l < count ? load_row<T>(x[l] + c) * s[l] - m : Vec<T>{};
         } else {
           for (int l = 0; l < W; ++l) {
             block[l] = l < count ? load_row_tail<T>(x[l] + c, left) * s[l] - m : Vec<T>{};

@@ -35,7 +35,12 @@ class Shard : public PrimalPasses<T> {
     const int64_t K = this->task_.classes;
     ClassState<T>& s = this->state;
     const bool powers = params.power > 0 && this->task_.query > 0;
-    softmax_half<0>(*this, K, this->c_, s, powers, true, params.terms, change);
+    SoftmaxWants wants;
+    wants.power = powers;
+    wants.finish = true;
+    wants.history = params.terms;
+    wants.change = change;
+    softmax_half<0>(*this, this->task_, this->c_, s, wants);
     total(0, columns);
     const T smallest = smallest_of(s, this->blocks);
     scalars[0] = double(smallest) - double(Simd<T>::exp2_min);

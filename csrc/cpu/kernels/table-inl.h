@@ -4,6 +4,7 @@
 #include "cpu/kernels/adm_dual-inl.h"
 #include "cpu/kernels/adm_primal-inl.h"
 #include "cpu/kernels/gd-inl.h"
+#include "cpu/kernels/graph-inl.h"
 #include "cpu/kernels/peak-inl.h"
 #include "cpu/kernels/prelude.h"
 #include "cpu/kernels/rows-inl.h"
@@ -20,6 +21,8 @@ constexpr Kernels<T> make_table() {
   k.normalize_rows = normalize_rows<T>;
   k.mean_row = mean_row<T>;
   k.centre_rows = centre_rows<T>;
+  k.smoothing_memory = smoothing_memory<T>;
+  k.smooth_rows = smooth_rows<T>;
   k.dual_workspace = workspace_of<Dual<T>, AdmParams>;
   k.primal_workspace = workspace_of<PrimalAdm<T>, AdmParams>;
   k.dual = dual_solve<T>;

@@ -77,6 +77,39 @@ TIM_INLINE void multiply_tile(Vec<T> (&acc)[NR][NV], const T* a, const T* b, int
   for (; j < n; ++j) step(acc, j);
 }
 
+// A square matrix over samples in panels of columns of up to kTileVectors vectors, [panel][row][columns of the panel], so
+// that a product reads it in order: 3 vectors each, the last ones 2 + 2 or 2 (1 only if there is nothing else to take from).
+template <class T>
+struct Panels {
+  static constexpr int W = kWidth<T>;
+  int64_t lanes = 0, vectors = 0;
+
+  Panels() = default;
+  explicit Panels(int64_t samples) : lanes(round_up(samples, W)), vectors(lanes / W) {}
+  int64_t count() const { return (vectors + kTileVectors - 1) / kTileVectors; }
+  int64_t narrow() const {  // panels of 2
+    return vectors < kTileVectors || vectors % kTileVectors == 0 ? 0 : kTileVectors - vectors % kTileVectors;
+  }
+  void get(int64_t j, int64_t* first, int64_t* width) const {  // in vectors
+    const int64_t wide = count() - narrow();
+    if (vectors < kTileVectors) {
+      *first = 0;
+      *width = vectors;
+    } else {
+      *first = j <= wide ? 3 * j : 3 * wide + 2 * (j - wide);
+      *width = j < wide ? 3 : 2;
+    }
+  }
+  // Where the element of row r and column i lies; a whole vector of columns if i is its first.
+  template <class U>
+  U* at(U* matrix, int64_t r, int64_t i) const {
+    const int64_t v = i / W, wide = 3 * (count() - narrow());
+    const int64_t width = vectors < kTileVectors ? vectors : v < wide ? 3 : 2;
+    const int64_t first = vectors < kTileVectors ? 0 : v < wide ? v / 3 * 3 : wide + (v - wide) / 2 * 2;
+    return matrix + first * W * lanes + (r * width + v - first) * W + i % W;
+  }
+};
+
 // out[k * ld + i] = scale[i] * sum_c x_i[c] v[k * v_ld + c] for all k < columns, i < n.
 // Vectors run over c, so rows are read where they lie; each sum is the same whatever the tile.
 template <class T>

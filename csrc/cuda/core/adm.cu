@@ -72,6 +72,8 @@ AdmWeights<T> weights_of(const AdmParams& params) {
   static_cast<AdmCoefficients<T>&>(c) = adm_coefficients<T>(params);
   c.tol = T(params.tol);
   c.iterations = params.iterations;
+  c.decides_marginal = params.decides_marginal;
+  c.beta = params.beta;
   return c;
 }
 
@@ -92,8 +94,8 @@ void solve(const Batch& batch, const AdmParams& params, const Outputs& out, void
            const Device& device, cudaStream_t stream) {
   const Prepared p = plan<T>(batch, params, device);
   const Workspace<T> w = take_workspace<T>(workspace, batch, p.schedule, p.slots_total);
-  const Problem<T> problem =
-      prepare<T>(batch, out, p.schedule, w, params.normalize, params.iterations + 1, nullptr, stream);
+  const Problem<T> problem = prepare<T>(batch, out, p.schedule, w, params.normalize, params.marginal_weight,
+                                        params.iterations + 1, nullptr, stream);
   const AdmWeights<T> weights = weights_of<T>(params);
   unsigned* counters = w.counters;
   for (size_t g = 0; g < p.schedule.groups.size(); ++g) {
@@ -128,6 +130,8 @@ size_t adm_workspace(const Batch& batch, const AdmParams& params, const Device& 
 void adm_solve(const Batch& batch, const AdmParams& params, const Outputs& outputs, void* workspace,
                const Device& device, cudaStream_t stream) {
   if (batch.tasks == 0) return;
+  if (params.smooths_by_shots || params.smoothing > 0)
+    throw std::runtime_error("adm_solve: smoothing must be 0 on CUDA, where there is none yet");
   with_real(batch.dtype,
             [&](auto zero) { solve<decltype(zero)>(batch, params, outputs, workspace, device, stream); });
 }

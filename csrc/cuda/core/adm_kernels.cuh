@@ -105,7 +105,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   TIM_SYNC(team);
 
   RegisterForm<Tile> form{g, team, m.a, m.s, c};
-  const int64_t iterations = adm_iterate(team, m.a, c, form, history_of(problem, task));
+  const int64_t iterations =
+      adm_iterate(team, m.a, c, form, history_of(problem, task), problem.marginal_weights + task.task);
   write_results(team, m.a, problem, task, iterations);
   if (problem.weights == nullptr) return;
   dual_finish(team, m.a, m.s);
@@ -206,7 +207,8 @@ __global__ void __launch_bounds__(kThreads, 1)
               gram_matrix<kGramTile>(team, rows, m.a.n, m.pitch, shared.scratch, gram, m.a.ld);
               TIM_SYNC(team);
               DualForm<T> form{gram, team, m.a, m.s, c, shared.scratch, m.sliced};
-              const int64_t iterations = adm_iterate(team, m.a, c, form, history_of(problem, task));
+              const int64_t iterations = adm_iterate(team, m.a, c, form, history_of(problem, task),
+                                                     problem.marginal_weights + task.task);
               write_results(team, m.a, problem, task, iterations);
               if (problem.weights == nullptr) return;
               dual_finish(team, m.a, m.s);
@@ -290,7 +292,8 @@ __global__ void __launch_bounds__(kThreads, 1)
               bind_task(m.a, problem, task, samples);
               primal_start(team, m.a, m.s, rows_of(problem, task), static_cast<const T*>(nullptr));
               AdmPrimalForm<T> form{team, m.a, m.s, c, shared.partial};
-              const int64_t iterations = adm_iterate(team, m.a, c, form, history_of(problem, task));
+              const int64_t iterations = adm_iterate(team, m.a, c, form, history_of(problem, task),
+                                                     problem.marginal_weights + task.task);
               write_results(team, m.a, problem, task, iterations);
               primal_finish(team, m.s, problem, task);
             });

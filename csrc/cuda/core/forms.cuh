@@ -39,17 +39,29 @@ __device__ void bind_task(TaskArrays<T>& a, const Problem<T>& problem, const Tas
 
 // TIM-ADM; returns the number of updates made. p then belongs to the last W.
 template <class T, class Form>
-__device__ int64_t adm_iterate(Team& team, const TaskArrays<T>& a, const AdmWeights<T>& c, Form& form,
-                               T* history) {
+__device__ int64_t adm_iterate(Team& team, const TaskArrays<T>& a, AdmWeights<T> c, Form& form, T* history,
+                               T* marginal_weight) {
   const int64_t planned = a.queries() > 0 ? c.iterations : 0;
   for (int64_t t = 0;; ++t) {
     const bool compare = c.tol > 0 && t > 0;
     form.product();
     softmax_rows(team, a, c.tau, compare, c.tol, a.moved + t % 2);
     TIM_SYNC(team);
-    const bool stop = t == planned || (compare && a.moved[t % 2] == 0);
+    const bool decided = !c.decides_marginal || t > kDecidedAfter;
+    const bool stop = t == planned || (compare && decided && a.moved[t % 2] == 0);
     if (stop && history == nullptr) return t;
     if (team.thread() == 0) a.moved[(t + 1) % 2] = 0;
+    if (c.decides_marginal && !stop && t == kDecidedAfter) {
+      for (int k = team.warp(); k < a.K; k += team.warps()) {
+        const T sum = query_sum(a, k);
+        if (lane_id() == 0) a.query_p()[k] = sum;
+      }
+      TIM_SYNC(team);
+      const double m = decide_marginal(a);
+      c.marginal_power = T(marginal_power(m, c.beta));
+      if (team.thread() == 0) *marginal_weight = T(m);
+      TIM_SYNC(team);  // adm_class_sums writes query_p anew
+    }
     adm_class_sums(team, a, c);
     TIM_SYNC(team);
     if (history != nullptr && team.warp() == 0) write_terms(a, T(1), history + 3 * t);

@@ -239,7 +239,8 @@ inline void upload(const void* from, int64_t bytes, void* to, cudaStream_t strea
 // The batch on the device: table and prior uploaded, samples arranged and measured.
 template <class T>
 Problem<T> prepare(const Batch& batch, const Outputs& out, const Schedule& schedule, const Workspace<T>& w,
-                   bool normalize, int64_t history_length, const void* start, cudaStream_t stream) {
+                   bool normalize, double marginal_weight, int64_t history_length, const void* start,
+                   cudaStream_t stream) {
   upload(schedule.table.data(), int64_t(schedule.table.size() * sizeof(TaskEntry)), w.table, stream);
   const std::vector<unsigned> zeros(size_t(w.counter_count), 0);
   upload(zeros.data(), w.counter_count * int64_t(sizeof(unsigned)), w.counters, stream);
@@ -276,8 +277,11 @@ Problem<T> prepare(const Batch& batch, const Outputs& out, const Schedule& sched
   problem.weights = static_cast<T*>(out.weights);
   problem.iterations = out.iterations;
   problem.history = static_cast<T*>(out.history);
+  problem.proportions = static_cast<T*>(out.proportions);
+  problem.marginal_weights = static_cast<T*>(out.marginal_weights);
   problem.status = out.status;
   problem.history_length = history_length;
+  problem.marginal_weight = T(marginal_weight);
   Arena shared(nullptr);
   shared.take<int>(kWarps);
   for (int i = 0; i < 4; ++i) shared.take<int>(1);

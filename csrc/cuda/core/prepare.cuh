@@ -205,6 +205,8 @@ __global__ void __launch_bounds__(kThreads, 1) prepare_kernel(Problem<T> problem
     status[1] = where;
     status[2] = value;
     if (problem.iterations) problem.iterations[task.task] = 0;
+    if (problem.marginal_weights)
+      problem.marginal_weights[task.task] = refused ? T(0) / T(0) : problem.marginal_weight;
   }
 
   // Results that no solver writes: of padding, of refused tasks, of iterations that are not run.
@@ -219,6 +221,8 @@ __global__ void __launch_bounds__(kThreads, 1) prepare_kernel(Problem<T> problem
   if (problem.weights && refused)
     for (int64_t j = thread; j < K * problem.dim; j += kThreads)
       problem.weights[task.first_class * problem.dim + j] = nan;
+  if (problem.proportions && refused)
+    for (int k = thread; k < K; k += kThreads) problem.proportions[task.first_class + k] = nan;
   if (problem.history)
     for (int64_t j = thread; j < 3 * problem.history_length; j += kThreads)
       problem.history[3 * problem.history_length * task.task + j] = nan;

@@ -50,8 +50,11 @@ struct Problem {
   T* weights;
   int64_t* iterations;
   T* history;
+  T* proportions;
+  T* marginal_weights;
   int64_t* status;
   int64_t history_length;  // planned iterations + 1
+  T marginal_weight;       // of the first iterations
 };
 
 template <class T>

@@ -50,6 +50,8 @@ template <class T>
 struct AdmWeights : AdmCoefficients<T> {
   T tol;
   int64_t iterations;
+  bool decides_marginal;  // after kDecidedAfter iterations
+  double beta;
 };
 template <class T>
 struct GdWeights : GdCoefficients<T> {
@@ -124,6 +126,24 @@ __device__ void adm_class_sums(const Team& team, const TaskArrays<T>& a, const A
   }
 }
 
+// Sum over Q of p_ik, by one warp; the same for all of its lanes.
+template <class T>
+__device__ __forceinline__ T query_sum(const TaskArrays<T>& a, int k) {
+  T sum = 0;
+#pragma unroll 4
+  for (int i = lane_id(); i < a.n; i += kLanes)
+    if (a.is_query(i)) sum += a.p(k)[i];
+  return warp_sum(sum);
+}
+// m of a task that decides it; a thread alone, from query_p.
+template <class T>
+__device__ double decide_marginal(const TaskArrays<T>& a) {
+  double divergence = 0;
+  for (int k = 0; k < a.K; ++k)
+    divergence += divergence_term(a.K, double(a.query_p()[k]) / a.queries(), double(a.log_prior(k)));
+  return decided_marginal_weight(divergence, double(a.support) / a.K);
+}
+
 // q_ik = softmax_k(power log p_ik - factor_k) on queries, y_ik on support samples.
 template <class T>
 __device__ void adm_target_rows(const Team& team, const TaskArrays<T>& a, const AdmWeights<T>& c) {
@@ -194,11 +214,7 @@ template <class T>
 __device__ void gd_class_sums(const Team& team, const TaskArrays<T>& a, T marginal_weight, T order) {
   const int lane = lane_id();
   for (int k = team.warp(); k < a.K; k += team.warps()) {
-    T on_query = 0;
-#pragma unroll 4
-    for (int i = lane; i < a.n; i += kLanes)
-      if (a.is_query(i)) on_query += a.p(k)[i];
-    on_query = warp_sum(on_query);
+    const T on_query = query_sum(a, k);
     if (lane == 0) {
       a.query_p()[k] = on_query;
       a.factor()[k] = a.queries() > 0 ? marginal_weight * order * log_marginal(a, k, order) : T(0);
@@ -313,6 +329,12 @@ __device__ void write_results(const Team& team, const TaskArrays<T>& a, const Pr
                               const TaskEntry& task, int64_t iterations) {
   if (team.thread() == 0) problem.iterations[task.task] = iterations;
   write_rows(team, a, problem, task);
+  if (problem.proportions == nullptr) return;
+  for (int k = team.warp(); k < a.K; k += team.warps()) {
+    const T sum = query_sum(a, k);
+    if (lane_id() == 0)
+      problem.proportions[task.first_class + k] = a.queries() > 0 ? sum / T(a.queries()) : T(0);
+  }
 }
 
 }  // namespace cuda
