@@ -90,7 +90,7 @@ class TIMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
         lam: float = ADM.lam,
         alpha: float = ADM.alpha,
         temperature: float = ADM.temperature,
-        marginal_weight: float = ADM.marginal_weight,
+        marginal_weight: float | str = ADM.marginal_weight,
         class_prior: Any = None,
         entropy_order: float = GD.entropy_order,
         beta: float = ADM.beta,

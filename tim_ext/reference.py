@@ -243,7 +243,8 @@ def smooth(z: Tensor, num_classes: int, reach: float) -> Tensor:
     d = a.sum(dim=1).clamp(min=1e-9).rsqrt()  # of a sample without neighbours: anything, as its a_ij are 0
     s = d[:, None] * a * d
     y = torch.linalg.solve(torch.eye(len(z)).to(z) - reach * s, z)
-    return z.norm(dim=1, keepdim=True) * unit_length(y)
+    length: Tensor = z.norm(dim=1, keepdim=True)
+    return length * unit_length(y)
 
 
 def neighbour_graph(z: Tensor, nearest: int) -> Tensor:
@@ -273,7 +274,8 @@ def decided_marginal_weight(proportions: Tensor, prior: Tensor | None, shots: fl
     expected = torch.full_like(proportions, 1 / len(proportions)) if prior is None else prior
     divergence = float(torch.special.xlogy(proportions, proportions / expected).sum())
     equal = 0.05 * shots**-0.5  # that still passes for no contradiction
-    return max(0.005, min(1.0, equal / max(divergence, equal)) ** 2)
+    ratio: float = equal / max(divergence, equal)
+    return max(0.005, ratio**2)
 
 
 def one_hot_rows(labels: Tensor, num_classes: int) -> Tensor:
@@ -337,7 +339,7 @@ def w_update(z: Tensor, w: Tensor, p: Tensor, a: Tensor, c: Tensor) -> Tensor:
     return torch.where(below > 0, w + step / below, w)
 
 
-def loss(terms: Tensor, params: TimParams) -> Tensor:
+def loss(terms: Tensor, params: GdParams) -> Tensor:
     """L = lam * CE - m * M + alpha * H"""
     cross_entropy, marginal, conditional = terms.unbind()
     return params.lam * cross_entropy - params.marginal_weight * marginal + params.alpha * conditional

@@ -69,7 +69,7 @@ def test_sizes_that_wrap_are_refused(own, changed, sentence):
 def test_more_classes_than_samples_cost_no_memory(own, count):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     classes = torch.tensor([3, count, 3])
-    status = solve(own, classes=classes, probs_size=0, weights_rows=0)[-1]
+    status = solve(own, classes=classes, probs_size=0, weights_rows=0, proportions_size=0)[-1]
     assert status.tolist() == [[0, 0, 0], [3, -1, 3], [0, 0, 0]]  # class 3 is the first without support
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KB
 

@@ -136,7 +136,9 @@ int run(int seed) {
   batch.class_prior = pick(0, 1) ? prior.data() : nullptr;
   batch.tasks = tasks;
 
-  const int64_t rounds = pick(0, 6);
+  const int64_t rounds = pick(0, 4) ? pick(0, 6) : 30;  // more than it takes to decide
+  const double reach = pick(0, 1) ? 0 : 0.1 * double(pick(1, 9));
+  const bool decides = pick(0, 1) == 1;
   const Team team = pick(0, 1) ? Team{2, run_on_threads} : Team{1, nullptr};
   const double temperature = pick(0, 4) ? 15 : std::pow(10.0, double(pick(-6, 6)));
   std::vector<Result> results;
@@ -147,8 +149,9 @@ int run(int seed) {
     params.beta = beta;
     params.temperature = temperature;
     params.marginal_weight = 1;
-    params.smoothing = 0;
-    params.relaxation = 1;
+    params.decides_marginal = decides;
+    params.smoothing = reach;
+    params.relaxation = 0.7;
     params.iterations = rounds;
     params.tol = tol;
     params.normalize = true;

@@ -15,6 +15,7 @@ import torch
 from helpers.backends import BACKENDS, Backend, Emulated, backends, needs_emulation
 from helpers.make_tasks import Task, make_task
 from helpers.parity import (
+    RESULTS,
     SCHEDULES,
     SOLVERS,
     TERMS,
@@ -197,7 +198,7 @@ def test_outputs(backend, solver, outputs):
     whole = tensors(solve(backend, solver, *task, **options))
     for run in backend.schedules(2):
         part = tensors(solve(run, solver, *task, outputs=outputs, **options))
-        assert part.keys() == {*outputs, "iterations", *TERMS}
+        assert part.keys() == {*outputs, "iterations", "proportions", "marginal_weight", *TERMS}
         for name in part:
             assert torch.equal(part[name][0], whole[name][0]), name
 
@@ -218,7 +219,7 @@ def test_lengths_near_the_edge_of_float32(backend, solver, dtype, scale):
 
 
 def task_of(result: tim_ext.Result, t: int) -> tim_ext.Result:
-    parts = {name: getattr(result, name)[t] for name in ("probs", "predictions", "weights", "iterations")}
+    parts = {name: getattr(result, name)[t] for name in RESULTS}
     history = result.history and tim_ext.History(*(getattr(result.history, name)[t] for name in TERMS))
     return tim_ext.Result(**parts, history=history)
 

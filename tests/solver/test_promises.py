@@ -17,15 +17,17 @@ SOLVERS = {
     "dual": partial(tim_ext.adm, form="dual"),
     "primal": partial(tim_ext.adm, form="primal"),
     "auto": tim_ext.adm,
-    "robust, dual": partial(tim_ext.robust, form="dual"),
-    "robust, primal": partial(tim_ext.robust, form="primal"),
     "gd": tim_ext.gd,
     "gd, order 2": partial(tim_ext.gd, entropy_order=2.0),
 }
 REFERENCES = {"reference adm": reference.adm, "reference gd": partial(reference.gd, iterations=30)}
-solvers = pytest.mark.parametrize("solve", SOLVERS.values(), ids=SOLVERS)
+ROBUST = {
+    "robust, dual": partial(tim_ext.robust, form="dual"),
+    "robust, primal": partial(tim_ext.robust, form="primal"),
+}
+solvers = pytest.mark.parametrize("solve", [*SOLVERS.values(), *ROBUST.values()], ids=[*SOLVERS, *ROBUST])
 BOTH = SOLVERS | REFERENCES
-all_solvers = pytest.mark.parametrize("solve", BOTH.values(), ids=BOTH)
+all_solvers = pytest.mark.parametrize("solve", BOTH.values(), ids=BOTH)  # on the features as they are
 
 
 def reference_of(solve):

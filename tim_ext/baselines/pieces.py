@@ -138,6 +138,7 @@ class _Results:
         self.probs = torch.empty(probs_size, dtype=dtype, device=device)
         self.predictions = torch.empty_like(batch.labels)
         self.weights = torch.empty(weights_rows, features.shape[1], dtype=dtype, device=device)
+        self.proportions = torch.empty(int(counts.sum()), dtype=dtype, device=device)
         self.iterations = torch.empty(len(sizes), dtype=torch.int64, device=device)
         self.status = torch.zeros(len(sizes), 3, dtype=torch.int64, device=device)
 
@@ -151,8 +152,10 @@ class _Results:
             size = samples.shape[1] * count
             places = self.probs_start[tasks, None].to(device) + torch.arange(size, device=device)
             self.probs[places.view_as(probs)[inside]] = probs[inside]
+        places = self.weights_start[tasks, None].to(device) + torch.arange(count, device=device)
+        query = piece.query[..., None]  # [B, N, 1]
+        self.proportions[places] = (probs * query).sum(dim=1) / query.sum(dim=1).clamp(min=1)
         if self.weights.numel():
-            places = self.weights_start[tasks, None].to(device) + torch.arange(count, device=device)
             self.weights[places] = solution.weights
         finite = probs.isfinite().flatten(1).all(dim=1)
         tasks = tasks.to(device)
@@ -161,7 +164,7 @@ class _Results:
 
     def flat(self) -> tuple[Tensor, ...]:
         history = self.weights.new_empty(len(self.iterations), 0, 3)
-        return self.probs, self.predictions, self.weights, self.iterations, history
+        return self.probs, self.predictions, self.weights, self.iterations, history, self.proportions
 
 
 # What only the values show ------------------------------------------------------------------------

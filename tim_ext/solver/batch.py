@@ -222,10 +222,10 @@ def make_result(
     iterations: Tensor,  # [T]
     history: Tensor,  # [T, iterations + 1 or 0, 3]
     proportions: Tensor,  # [sum K_t]
-    marginal_weights: Tensor,  # [T]
+    marginal_weights: Tensor | None = None,  # [T], of a method that has any
 ) -> Result:
     lead = (len(batch.sizes),) if batch.lead is None else batch.lead
-    marginal_weight = marginal_weights.view(lead)
+    marginal_weight = None if marginal_weights is None else marginal_weights.view(lead)
     return Result(
         probs=_probs(batch, probs) if "probs" in outputs else None,
         predictions=_per_task(batch, batch.sizes, predictions) if "predictions" in outputs else None,
@@ -234,7 +234,7 @@ def make_result(
         proportions=_per_task(batch, batch.counts, proportions),
         marginal_weight=marginal_weight,
         history=make_history(params, history.view(*lead, -1, 3), marginal_weight)
-        if history.shape[1]
+        if marginal_weight is not None and history.shape[1]
         else None,
     )
 

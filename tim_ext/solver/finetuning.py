@@ -105,7 +105,7 @@ def finetune(
             task = _Task(encoder, device, batch.features, pieces, used, in_task(t, len(tasks)))
             _set_random_state(device, start)
             shuffled = task_labels.to(device)[used]
-            p, w, done, task_terms = task.solve(shuffled, count, prior, normalize, params)
+            p, w, done, task_terms, _ = task.solve(shuffled, count, prior, normalize, params)
             restore()
             proportions.append(reference.phat(p, shuffled == QUERY))
             size = len(task_labels)
@@ -172,7 +172,7 @@ class _Task(NamedTuple):
         log_p, now = evaluate(z)
         terms[0] = now.detach()
         if planned == 0:
-            return log_p.detach().exp(), w.detach(), 0, terms
+            return log_p.detach().exp(), w.detach(), 0, terms, params.marginal_weight
 
         trainable = [parameter for parameter in self.encoder.parameters() if parameter.requires_grad]
         adam = torch.optim.Adam([*trainable, w], lr=params.lr, betas=params.betas, eps=params.eps)
@@ -185,7 +185,7 @@ class _Task(NamedTuple):
         _predict_mode(self.encoder)
         log_p, now = evaluate(prepared(self.features(), planned))
         terms[planned] = now.detach()
-        return log_p.detach().exp(), w.detach(), planned, terms
+        return log_p.detach().exp(), w.detach(), planned, terms, params.marginal_weight
 
     def forward(self, piece: Tensor) -> Tensor:
         """[B, d]"""

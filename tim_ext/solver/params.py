@@ -135,7 +135,7 @@ class TimParams:
     lam: float = number(0.1)  # weight of the cross entropy on the support set
     alpha: float = number(0.1)  # weight of the conditional entropy H(Y|X)
     temperature: float = number(15.0, positive=True)  # tau of the distance softmax
-    marginal_weight: float = number(1.0)  # m, weight of the marginal entropy H(Y); 0 in an ablation
+    marginal_weight: float | str = number(1.0)  # m, weight of the marginal entropy H(Y); 0 in an ablation
     tol: float = number(0.0)  # stop when no probability moves by more than this; 0: run all iterations
     iterations: int = count(0)
 
@@ -171,7 +171,7 @@ class TimParams:
 class AdmParams(TimParams):
     iterations: int = count(150)
     beta: float = number(1.0, positive=True)  # weight of the penalty that ties q to p
-    marginal_weight: float | str = or_auto(1.0, check_number)  # type: ignore[assignment]  # m; or the task's own
+    marginal_weight: float | str = or_auto(1.0, check_number)  # "auto": each task's own
     smoothing: float | str = or_auto(0.0, check_reach)  # reach over the neighbour graph; 0: none
     relaxation: float = number(1.0, positive=True)  # f of W + f (F(W) - W), F an iteration of the paper
     form: str = checked(AUTO, check_form)
@@ -184,6 +184,7 @@ class AdmParams(TimParams):
 @dataclass(frozen=True, kw_only=True)
 class GdParams(TimParams):
     iterations: int = count(1000)
+    marginal_weight: float = number(1.0)
     entropy_order: float = number(1.0, positive=True)  # a of both entropies (Tsallis): 1 is Shannon
     lr: float = number(1e-4)
     betas: tuple[float, float] = checked((0.9, 0.999), check_betas)  # Adam's, as eps

@@ -53,6 +53,6 @@ class Result(ShortRepr):
     predictions: Tensor | list[Tensor] | None  # [.., N]  argmax of p; padding: -100
     weights: Tensor | list[Tensor] | None  # [.., K, d]
     iterations: Tensor  # [..]  int64, iterations run; 0 for a task without query
-    proportions: Tensor | list[Tensor]  # [.., K]  mean of p over the queries; 0 for a task without query
-    marginal_weight: Tensor  # [..]  m of the last iterations: given, or decided by the task
     history: History | None = None
+    proportions: Tensor | list[Tensor] | None = None  # [.., K]  mean of p over the queries, 0 without any
+    marginal_weight: Tensor | None = None  # [..]  m of the last iterations: given, or decided by the task
