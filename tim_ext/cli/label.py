@@ -67,7 +67,7 @@ def add_command(commands: Any) -> None:
         "--out", type=Path, required=True, metavar="FILE", help=f"predictions: {', '.join(FORMATS)}"
     )
     add_spreadsheet_safe(add)
-    add_method(add)
+    add_method(add, SOLVERS)
     defaults = ", ".join(f"{count} for {name}" for name, count in ITERATIONS.items())
     add.add_argument("--iterations", type=int, metavar="N", help=f"(default: {defaults})")
     add_set(add, "a hyper-parameter, for example temperature=10")

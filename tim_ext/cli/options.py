@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,12 @@ from ..files.label_files import read_proportions, to_proportions
 from ..solver.params import check_count
 from .parsing import memory_size, split_assignment
 
-ONE_METHOD = {"adm": "TIM-ADM", "gd": "TIM-GD"}  # --method, where there is one
+ONE_METHOD = {  # --method, where there is one
+    "robust": "robust TIM-ADM",
+    "adm": "TIM-ADM",
+    "gd": "TIM-GD",
+    "alpha-tim": "alpha-TIM",
+}
 
 # Running ------------------------------------------------------------------------------------------
 
@@ -67,9 +72,11 @@ def load_mean(path: Path) -> Tensor:
 # Methods and their hyper-parameters ---------------------------------------------------------------
 
 
-def add_method(add: Any) -> None:
-    names = " or ".join(ONE_METHOD.values())
-    add.add_argument("--method", choices=list(ONE_METHOD), default="adm", help=f"{names} (default: adm)")
+def add_method(add: Any, methods: Iterable[str]) -> None:
+    """The first of the methods is the default."""
+    choices = list(methods)
+    names = ", ".join(ONE_METHOD[name] for name in choices)
+    add.add_argument("--method", choices=choices, default=choices[0], help=f"{names} (default: {choices[0]})")
 
 
 def add_set(add: Any, what: str, *, method: bool = False) -> None:

@@ -9,9 +9,10 @@ from functools import cached_property
 from typing import Any
 
 from .. import baselines
+from ..solver.params import AUTO
 from ..solver.renames import former_names
 from ..solver.result import Result
-from ..solver.solve import adm, gd
+from ..solver.solve import adm, gd, robust
 
 # Arguments that are the task, what to return of it, or how to share its work: no hyper-parameters.
 TASK = ("features", "labels", "index", "num_classes", "base_mean", "history", "outputs")
@@ -79,6 +80,7 @@ READERS: dict[str, tuple[Callable[[str], Any], str]] = {  # by annotation
     "int": (int, "an integer"),
     "float": (float, "a number"),
     "str": (str, "text"),
+    "float | str": (lambda text: text if text == AUTO else float(text), f'a number or "{AUTO}"'),
 }
 
 TEMPERATURES = (15.0, 3.75, 7.5, 30.0)
@@ -96,6 +98,7 @@ METHODS = {
         Method("laplacianshot", baselines.laplacian_shot, {"lam": (0.7, 0.3, 1.0, 1.5)}),
         Method("pt-map", baselines.pt_map),
         Method("tim-adm", adm, {"temperature": TEMPERATURES, "alpha": (0.1, 0.3)}),
+        Method("robust", robust, {"temperature": TEMPERATURES, "lam": (0.3, 0.1)}),
         Method("tim-gd", gd, {"temperature": TEMPERATURES, "alpha": (0.1, 0.3)}),
         Method(
             "alpha-tim", baselines.alpha_tim, {"temperature": TEMPERATURES, "entropy_order": (None, 1.5, 3.0)}

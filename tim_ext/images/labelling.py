@@ -17,14 +17,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..baselines import alpha_tim
 from ..errors import UserError, listed
 from ..solver.inputs import QUERY
 from ..solver.result import Result
-from ..solver.solve import adm, gd
+from ..solver.solve import adm, gd, robust
 from .extraction import Encoded, Extractor
 from .reading import ImageError, class_folders, find_images, shown
 
-SOLVERS: dict[str, Callable[..., Result]] = {"adm": adm, "gd": gd}
+SOLVERS: dict[str, Callable[..., Result]] = {"robust": robust, "adm": adm, "gd": gd, "alpha-tim": alpha_tim}
 
 
 class Labelled(NamedTuple):
@@ -35,7 +36,14 @@ class Labelled(NamedTuple):
     labels: Tensor  # [S]
     found: Encoded  # Q images to label
     probs: NDArray[np.float64]  # [Q, K]
+    nearest: NDArray[np.float64]  # [K]  proportions that the nearest prototype finds
     skipped: list[ImageError]
+
+    @property
+    def proportions(self) -> NDArray[np.float64]:
+        """[K], those that the method found."""
+        shares: NDArray[np.float64] = self.probs.mean(axis=0)
+        return shares
 
 
 def label_images(
@@ -56,7 +64,9 @@ def label_images(
     if not found.paths:
         raise UserError(f"--query: none of the {len(queries):,} images can be read; {found_skipped[0]}")
     probs = solve(method, known.features, labels, found.features, hyper)
-    return Labelled(list(classes), known, labels, found, probs, [*known_skipped, *found_skipped])
+    nearest = solve("adm", known.features, labels, found.features, {"iterations": 0}).argmax(axis=1)
+    shares = np.bincount(nearest, minlength=len(classes)) / len(nearest)
+    return Labelled(list(classes), known, labels, found, probs, shares, [*known_skipped, *found_skipped])
 
 
 def find_classes_and_queries(support: Path, query: Path) -> tuple[dict[str, list[Path]], list[Path]]:
