@@ -35,8 +35,8 @@ def protolp(
     H. Zhu, P. Koniusz: Transductive few-shot learning with prototype-based label propagation by iterative
     graph refinement (2023).
 
-    Limits: told that classes are equal, it is wrong where they are not; not told, it is about the nearest
-    prototype there.
+    Limits: told that classes are equal, it is wrong where they are not; `lam` is for few classes, with a
+    hundred the assignments are too flat.
 
     Args:
         features, labels, index, num_classes, outputs: as in `tim_ext.adm`.

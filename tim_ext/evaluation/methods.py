@@ -102,7 +102,7 @@ METHODS = {
         ),
         Method("alpha-am", baselines.alpha_am),
         Method("paddle", baselines.paddle, {"lam": (75.0, 25.0, 150.0)}),
-        Method("protolp", baselines.protolp),
+        Method("protolp", baselines.protolp, {"lam": (10.0, 30.0, 60.0)}),
     )
 }
 
