@@ -54,7 +54,7 @@ def test_center():
 
 
 @given(st.integers(0, 99), st.integers(0, 2), st.sampled_from([0, 5]))
-def test_task_center_against_a_loop(seed, padding, queries):
+def test_transforms_of_a_task_against_a_loop(seed, padding, queries):
     tasks = [make_task(seed + t, shots=(2, 1), queries=queries, d=3, padding=padding) for t in range(2)]
     z = torch.stack([task.features for task in tasks])
     labels = torch.stack([task.labels for task in tasks])
@@ -66,6 +66,33 @@ def test_task_center_against_a_loop(seed, padding, queries):
             torch.testing.assert_close(got[chosen], samples - samples.mean(dim=0))
         assert (got[task.labels == -100] == 0).all()
     torch.testing.assert_close(transforms.task_center(z[0], labels[0]), out[0])
+    for change, expected in (
+        (transforms.joint_center, loop_joint_center),
+        (transforms.min_max, loop_min_max),
+    ):
+        out = change(z, labels)
+        for task, got in zip(tasks, out, strict=True):
+            used = task.labels != -100
+            torch.testing.assert_close(got[used], expected(task.features[used], task.labels[used]))
+            assert (got[~used] == 0).all()
+        torch.testing.assert_close(change(z[0], labels[0]), out[0])
+
+
+def loop_joint_center(z, labels):
+    return torch.stack([x - z.mean(dim=0) for x in z])
+
+
+def loop_min_max(z, labels):
+    seen = z[labels == -1] if (labels == -1).any() else z
+    columns = [(column - s.min()) / (s.max() - s.min()) for column, s in zip(z.T, seen.T, strict=True)]
+    return torch.stack(columns, dim=1)
+
+
+def test_min_max_of_what_does_not_vary():
+    """Among the queries, or at all."""
+    z = torch.tensor([[5.0, 5.0, 8.0], [3.0, 1.0, 8.0], [3.0, 2.0, 8.0]])
+    expected = torch.tensor([[1.0, 4.0, 0.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    assert torch.equal(transforms.min_max(z, [0, -1, -1]), expected)
 
 
 def test_power_keeps_signs_and_zeros():
@@ -79,6 +106,8 @@ EVERY = {
     "l2_normalize": transforms.l2_normalize,
     "center": lambda z: transforms.center(z, np.zeros(3)),
     "task_center": lambda z: transforms.task_center(z, [0, 1, -1, -1]),
+    "joint_center": lambda z: transforms.joint_center(z, [0, 1, -1, -1]),
+    "min_max": lambda z: transforms.min_max(z, [0, 1, -1, -1]),
     "power": transforms.power,
 }
 every = pytest.mark.parametrize("change", EVERY.values(), ids=EVERY)
@@ -121,7 +150,7 @@ REFUSALS = [
     (transforms.task_center, (Z, torch.ones(4)), TypeError, "labels: expected integers (int64 to int8, or uint8), got float32"),
     (transforms.power, (Z, 0), ValueError, "beta: expected a finite number > 0, got 0"),
     (transforms.power, (Z, "half"), TypeError, "beta: expected a finite number, got str 'half'"),
-    (make_transform, ("l3", None, Z), ValueError, "transform: expected 'none', 'cl2', or steps joined by '+' out of 'center', 'l2', 'power', 'task_center', got 'l3'"),
+    (make_transform, ("l3", None, Z), ValueError, "transform: expected 'none', 'cl2', or steps joined by '+' out of 'center', 'l2', 'power', 'task_center', 'joint_center', 'min_max', got 'l3'"),
     (make_transform, ("l2+", None, Z), ValueError, "got 'l2+'"),
     (make_transform, ("", None, Z), ValueError, "got ''"),
     (make_transform, (None, None, Z), TypeError, "got NoneType None"),

@@ -1,6 +1,6 @@
 """Transforms of features [.., N, d]: pure functions, and what the `transform=` of a baseline stands for.
 
-Half types are computed in float32. Every transform but `center` leaves a zero vector zero.
+Half types are computed in float32. `l2_normalize` and `power` leave a zero vector zero.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.linalg import vector_norm
 from .solver.inputs import PADDING, QUERY, check_device, refuse_shape, to_features, to_integers
 from .solver.params import check_number
 
-STEPS = ("center", "l2", "power", "task_center")
+STEPS = ("center", "l2", "power", "task_center", "joint_center", "min_max")
 SHORT = {"none": (), "cl2": ("center", "l2")}
 
 
@@ -64,6 +64,36 @@ def task_center(features: Any, labels: Any) -> Tensor:
     return z - sets @ means
 
 
+def joint_center(features: Any, labels: Any) -> Tensor:
+    """All samples minus their mean, task by task; arguments as in `task_center`."""
+    z = _floats(features)
+    labels = to_integers("labels", labels, z, z.shape[:-1], "features")
+    padding = labels == PADDING
+    z = blank(z, padding)
+    total = (~padding).sum(dim=-1)[..., None, None].clamp(min=1)
+    return blank(z - z.sum(dim=-2, keepdim=True) / total, padding)
+
+
+def min_max(features: Any, labels: Any) -> Tensor:
+    """Every feature such that the queries of the task range from 0 to 1; without queries, the support.
+
+    One that does not vary there is scaled by its range over all samples. Arguments as in `task_center`.
+    """
+    z = _floats(features)
+    labels = to_integers("labels", labels, z, z.shape[:-1], "features")
+    query, used = labels == QUERY, labels != PADDING
+    z = blank(z, ~used)
+    low, span = _range(z, torch.where(query.any(dim=-1, keepdim=True), query, used))
+    span = torch.where(span > 0, span, _range(z, used)[1])
+    return blank((z - low) / torch.where(span > 0, span, 1), ~used)
+
+
+def _range(z: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each feature among the samples seen [.., N]: the least, and the largest minus it: [.., 1, d]"""
+    low = z.masked_fill(~seen[..., None], torch.inf).amin(dim=-2, keepdim=True)
+    return low, z.masked_fill(~seen[..., None], -torch.inf).amax(dim=-2, keepdim=True) - low
+
+
 def power(features: Any, beta: float = 0.5) -> Tensor:
     """sign(z) |z|^beta of every number: makes the distribution of non-negative features less skewed."""
     z = _floats(features)
@@ -74,6 +104,13 @@ def power(features: Any, beta: float = 0.5) -> Tensor:
 def blank(z: Tensor, padding: Tensor) -> Tensor:
     """Zeros in the place of padding [.., N], whatever was there, NaN or Inf too."""
     return z.masked_fill(padding[..., None], 0) if padding.any() else z
+
+
+OF_A_TASK = {  # the steps that need more than the sample itself
+    "task_center": task_center,
+    "joint_center": joint_center,
+    "min_max": min_max,
+}
 
 
 class Transform(NamedTuple):
@@ -92,13 +129,13 @@ class Transform(NamedTuple):
             elif step == "power":
                 z = power(z)
             else:
-                z = task_center(z, labels)
+                z = OF_A_TASK[step](z, labels)
         return z
 
     @property
     def rows_only(self) -> int:
         """How many of the first steps need no more than the sample itself."""
-        return self.steps.index("task_center") if "task_center" in self.steps else len(self.steps)
+        return next((i for i, step in enumerate(self.steps) if step in OF_A_TASK), len(self.steps))
 
 
 def make_transform(transform: Any, base_mean: Any, features: Tensor) -> Transform:

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.baseline_tasks import means, ragged, seeds, task_lists, transformed
-from helpers.make_tasks import Task, make_task
+from helpers.baseline_tasks import assert_solves, means, ragged, seeds, task_lists
+from helpers.make_tasks import make_task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-import tim_ext
 from tim_ext import baselines
 
 
@@ -137,25 +136,6 @@ LOOPS: dict[str, Any] = {
     "pt_map": (partial(baselines.pt_map, tol=1e-12), loop_pt_map),
 }
 loops = pytest.mark.parametrize(("method", "loop"), LOOPS.values(), ids=LOOPS)
-
-
-def assert_solves(
-    result: tim_ext.Result, tasks: list[Task], loop, name: str, mean: Tensor | None = None
-) -> None:
-    """A list result against the loop."""
-    for task, probs, predictions, weights in zip(
-        tasks, result.probs, result.predictions, result.weights, strict=True
-    ):
-        expected, w = loop(*transformed(name, task, mean))
-        used = task.labels != -100
-        torch.testing.assert_close(probs[used], expected, atol=1e-8, rtol=1e-6)
-        torch.testing.assert_close(weights, w, atol=1e-8, rtol=1e-6)
-        assert (probs[~used] == 0).all()
-        assert (predictions[~used] == -100).all()
-        best = probs[used].topk(min(2, len(w)), dim=1)
-        clear = best.values[:, 0] - best.values[:, -1] > 1e-6 if len(w) > 1 else torch.tensor([])
-        if len(w) > 1:
-            assert torch.equal(predictions[used][clear], expected.argmax(dim=1)[clear])
 
 
 @loops

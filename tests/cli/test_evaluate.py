@@ -77,15 +77,37 @@ def test_evaluate(file, pool, tmp_path, capsys):
             ["--dirichlet", "0.5", "--queries", "20"],
             lambda y: tasks.dirichlet(y, queries=20, concentration=0.5),
         ),
+        (
+            ["--sampler", "dirichlet:0.5", "--queries", "20"],
+            lambda y: tasks.dirichlet(y, queries=20, concentration=0.5),
+        ),
+        (["--sampler", "few-classes:3", "--ways", "6"], lambda y: tasks.few_classes(y, ways=6, present=3)),
+        (["--sampler", "zipf", "--queries", "20"], lambda y: tasks.zipf(y, queries=20)),
+        (
+            ["--sampler", "dominant:0.7", "--queries", "20"],
+            lambda y: tasks.dominant(y, queries=20, share=0.7),
+        ),
+        (["--sampler", "whole-pool"], lambda y: tasks.whole_pool(y)),
+        (["--sampler", "meta-dataset"], lambda y: tasks.meta_dataset(y)),
         (["--present", "3", "--ways", "6"], lambda y: tasks.few_classes(y, ways=6, present=3)),
         (["--seed", "4"], lambda y: tasks.balanced(y, seed=4)),
     ],
 )
 def test_evaluate_on_other_tasks(file, pool, options, make, tmp_path):
-    assert main(["evaluate", file, "--shots", "1", "--tasks", "20", "--out", str(tmp_path), *options]) == 0
+    shots = [] if "meta-dataset" in options else ["--shots", "1"]
+    assert main(["evaluate", file, *shots, "--tasks", "20", "--out", str(tmp_path), *options]) == 0
     expected = tim_ext.evaluate(**pool, sampler=make(pool["labels"]), tasks=20)
     assert [row["accuracy"] for row in saved(tmp_path)["rows"]] == [row.accuracy for row in expected.rows]
     assert saved(tmp_path)["settings"][0]["sampler"] == make(pool["labels"]).describe()
+
+
+def test_every_kind_and_number_of_shots_makes_a_setting(file, capsys):
+    kinds = ["balanced", "zipf:2", "dominant"]
+    arguments = ["--shots", "1", "2", "--queries", "12", "--tasks", "2"]
+    assert main(["evaluate", file, "--sampler", *kinds, *arguments]) == 0
+    names = re.findall(r"^(.*), 2 tasks$", capsys.readouterr().out, flags=re.MULTILINE)
+    ends = ["", ", Zipf 2", ", one class with 50 %"]
+    assert names == [f"5-way {shots}-shot{end}" for end in ends for shots in (1, 2)]
 
 
 @pytest.mark.parametrize("option", [None, "hierarchy", "superclasses"])
@@ -307,6 +329,21 @@ def test_evaluate_threads(file, set_threads):
         (["--present", "9"], r"present: expected at most ways=5, got 9"),
         (["--dirichlet", "0"], r"concentration: expected a finite number > 0, got 0.0"),
         (["--meta-dataset", "--ways", "5"], r"--ways: expected no such option with --meta-dataset, .*"),
+        (
+            ["--sampler", "whole-pool", "--queries", "5"],
+            r"--queries: expected no such option with --sampler whole-pool, .*",
+        ),
+        (
+            ["--sampler", "uniform"],
+            r"--sampler: expected kinds out of balanced, .*, meta-dataset, got 'uniform'",
+        ),
+        (["--sampler", "zipf:steep"], r"--sampler: expected zipf:EXPONENT, a number, got 'zipf:steep'"),
+        (
+            ["--sampler", "few-classes"],
+            r"--sampler: expected few-classes:PRESENT, an integer, got 'few-classes'",
+        ),
+        (["--sampler", "balanced:2"], r"--sampler: expected balanced without a number, got 'balanced:2'"),
+        (["--sampler", "dominant:1.5"], r"share: expected a number from 1/ways = 0.2 to 1, got 1.5"),
         (["--hierarchy", "tree.json"], r"--hierarchy: expected --meta-dataset with it"),
         (["--meta-dataset", "--hierarchy", "none.json"], r"No such file or directory: none.json"),
         (["--meta-dataset", "--hierarchy", "{file}"], r"--hierarchy: expected JSON in .*"),

@@ -84,6 +84,12 @@ def test_samplers(pool):
     assert list(tim_ext.evaluate(*pool, sampler=sampler, tasks=2).accuracies) == [
         "5-way 1-shot, 2 of 5 classes present"
     ]
+    for sampler, name in (
+        (tasks.zipf(pool[1], queries=20, exponent=1.5), "5-way 1-shot, Zipf 1.5"),
+        (tasks.dominant(pool[1], queries=20, share=0.7), "5-way 1-shot, one class with 70 %"),
+        (tasks.whole_pool(pool[1], shots=3), "all classes and rows, 3-shot"),
+    ):
+        assert list(tim_ext.evaluate(*pool, sampler=sampler, tasks=2).accuracies) == [name]
     sampler = tasks.meta_dataset(pool[1])
     assert list(tim_ext.evaluate(*pool, sampler=sampler, tasks=2).accuracies) == ["Meta-Dataset"]
     sampler = {"mine": tasks.balanced(pool[1])}

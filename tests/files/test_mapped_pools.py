@@ -86,7 +86,7 @@ def test_evaluate_copies_nothing_of_a_mapped_pool(run_python, tmp_path):
     pool in memory with the same `memory`."""
     pool, labels = write_pool(tmp_path, 240_000, torch.float16)
     methods = [
-        name for name in METHODS if name not in ("tim-gd", "alpha-tim", "ent-min")
+        name for name in METHODS if name not in ("tim-gd", "alpha-tim", "ent-min", "alpha-am")
     ]  # as tim-adm, slower
     options = ["--methods", *methods, "--shots", "1", "--tasks", "6", "--memory", "8MB"]
     options += ["--set", "baseline.iterations=5", "baseline++.iterations=5"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from functools import partial
 from random import Random
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tim_ext import baselines, transforms
+from tim_ext.solver.result import Result
 
 NAN = torch.nan
 METHODS = {name: getattr(baselines, name) for name in baselines.__all__}
@@ -54,3 +56,25 @@ seeds = st.integers(0, 10**6)
 
 def task_lists(tasks: list[Task]) -> tuple[list[Tensor], list[Tensor]]:
     return [task.features for task in tasks], [task.labels for task in tasks]
+
+
+Loop = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # z, labels of a task -> probabilities, weights
+
+
+def assert_solves(
+    result: Result, tasks: list[Task], loop: Loop, name: str, mean: Tensor | None = None
+) -> None:
+    """A list result against the loop."""
+    for task, probs, predictions, weights in zip(
+        tasks, result.probs, result.predictions, result.weights, strict=True
+    ):
+        expected, w = loop(*transformed(name, task, mean))
+        used = task.labels != -100
+        torch.testing.assert_close(probs[used], expected, atol=1e-8, rtol=1e-6)
+        torch.testing.assert_close(weights, w, atol=1e-8, rtol=1e-6)
+        assert (probs[~used] == 0).all()
+        assert (predictions[~used] == -100).all()
+        best = probs[used].topk(min(2, len(w)), dim=1)
+        clear = best.values[:, 0] - best.values[:, -1] > 1e-6 if len(w) > 1 else torch.tensor([])
+        if len(w) > 1:
+            assert torch.equal(predictions[used][clear], expected.argmax(dim=1)[clear])

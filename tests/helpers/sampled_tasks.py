@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tim_ext.tasks import balanced, dirichlet, few_classes, meta_dataset
+from tim_ext.tasks import balanced, dirichlet, dominant, few_classes, meta_dataset, whole_pool, zipf
 
 MANY = 10_000
 
@@ -62,6 +62,9 @@ SAMPLERS = {
     "balanced": lambda labels, **more: balanced(labels, ways=4, shots=2, queries=3, **more),
     "dirichlet": lambda labels, **more: dirichlet(labels, ways=4, shots=2, queries=11, **more),
     "few_classes": lambda labels, **more: few_classes(labels, ways=4, shots=2, queries=7, **more),
+    "zipf": lambda labels, **more: zipf(labels, ways=4, shots=2, queries=11, **more),
+    "dominant": lambda labels, **more: dominant(labels, ways=4, shots=2, queries=11, **more),
+    "whole_pool": lambda labels, **more: whole_pool(labels, shots=2, **more),
     "meta_dataset": lambda labels, **more: meta_dataset(labels, **more),
     "superclasses": lambda labels, **more: meta_dataset(
         labels, superclasses={"a": range(5), "b": range(5, 12)}, **more

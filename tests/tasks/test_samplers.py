@@ -17,12 +17,23 @@ from helpers.paths import DOCS
 from helpers.sampled_tasks import MANY, SIZES, any_sampler, check_tasks, chi_square, labels_of, same
 
 import tim_ext
-from tim_ext.tasks import balanced, dirichlet, few_classes, meta_dataset, samplers
+from tim_ext.tasks import (
+    balanced,
+    dirichlet,
+    dominant,
+    few_classes,
+    meta_dataset,
+    samplers,
+    whole_pool,
+    zipf,
+)
 from tim_ext.tasks.drawing import BLOCK
 
 # test_the_tasks_of_a_seed_stay_the_same
 BALANCED = [[29, 14, 59, 35, 32, 20], [22, 19, 40, 28, 49, 1]]
 DIRICHLET = [[58, 50, 16, 38, 2, 20]]
+ZIPF = [[46, 26, 42, 16, 34, 32, 36]]
+WHOLE = [[0, 1, 2, 9, 4, 11, 6, 7, 8, 3, 10, 5]]
 META = [[54, 8, 26, 16, 45, 37, 49, 12, 38, 34, 15, 31]]
 
 
@@ -93,6 +104,8 @@ def test_the_tasks_of_a_seed_stay_the_same() -> None:
     labels = np.arange(60) % 6
     assert balanced(labels, ways=2, shots=1, queries=2)[0:2].index.tolist() == BALANCED
     assert dirichlet(labels, ways=2, shots=1, queries=4)[64:65].index.tolist() == DIRICHLET
+    assert zipf(labels, ways=3, shots=1, queries=4)[64:65].index.tolist() == ZIPF
+    assert whole_pool(labels[:12], shots=1)[3:4].index.tolist() == WHOLE
     assert [index.tolist() for index in meta_dataset(labels, max_ways=5, max_queries=1)[1:2].index] == META
 
 
@@ -182,6 +195,37 @@ def test_slices(tasks, error, text) -> None:
             lambda y: few_classes(y, queries=17),
             ValueError,
             "labels: class 0 has 9 samples, 1 shot + 9 queries need 10 (2 classes are too small)",
+        ),
+        (lambda y: zipf(y, exponent=-1.0), ValueError, "exponent: expected a finite number >= 0, got -1.0"),
+        (
+            lambda y: zipf(y, queries=20),
+            ValueError,
+            "labels: class 0 has 9 samples, 1 shot + 9 queries of the largest class need 10 (2 classes",
+        ),
+        (
+            lambda y: dominant(y, share=0.1),
+            ValueError,
+            "share: expected a number from 1/ways = 0.2 to 1, got 0.1",
+        ),
+        (
+            lambda y: dominant(y, share=2),
+            ValueError,
+            "share: expected a number from 1/ways = 0.2 to 1, got 2",
+        ),
+        (
+            lambda y: dominant(y, queries=10, share=0.9),
+            ValueError,
+            "labels: class 0 has 9 samples, 1 shot + 9 queries of the largest class need 10",
+        ),
+        (
+            lambda y: whole_pool(y, shots=10),
+            ValueError,
+            "labels: class 0 has 9 samples, 10 shots need 10 (2 classes are too small)",
+        ),
+        (
+            lambda y: whole_pool([3, 3, 5, 5], shots=2),
+            ValueError,
+            "shots: expected a class with more samples, for queries, got none with 3",
         ),
         (
             lambda y: meta_dataset(y[y < 4]),
@@ -308,3 +352,38 @@ def test_few_classes(present, queries, expected) -> None:
     if present == 2:
         assert abs(chi_square(list(which.values()))) < 4
         assert abs((counts == 38).sum(dim=0).double() - MANY / 5).max() < 5 * (MANY * 0.2 * 0.8) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda y: zipf(y, ways=4, queries=25), [12, 6, 4, 3]),
+        (lambda y: zipf(y, ways=4, queries=20, exponent=2), [14, 3, 2, 1]),
+        (lambda y: zipf(y, ways=4, queries=20, exponent=0), [5, 5, 5, 5]),
+        (lambda y: zipf(y, ways=4, queries=2), [1, 1, 0, 0]),
+        (lambda y: dominant(y, ways=4, queries=20, share=0.7), [14, 2, 2, 2]),
+        (lambda y: dominant(y, ways=4, queries=20), [10, 4, 3, 3]),
+        (lambda y: dominant(y, ways=4, queries=20, share=0.25), [5, 5, 5, 5]),
+        (lambda y: dominant(y, ways=4, queries=20, share=1), [20, 0, 0, 0]),
+        (lambda y: dominant(y, ways=1, queries=3, share=1), [3]),
+    ],
+)
+def test_given_shares_in_random_order(make, expected) -> None:
+    counts = queries_per_class(make(np.arange(400) % 8)[0:MANY])
+    assert (counts.sort(dim=1, descending=True).values == torch.tensor(expected)).all()
+    seen = Counter(map(tuple, counts.tolist()))
+    assert seen.keys() == set(permutations(expected))
+    if len(seen) > 1:
+        assert abs(chi_square(list(seen.values()))) < 4
+
+
+def test_whole_pool() -> None:
+    labels = labels_of([2, 5, 9], numbers=[1, 4, 30])
+    tasks = whole_pool(labels, shots=2)[0:1000]
+    assert (tasks.classes == torch.tensor([1, 4, 30])).all()
+    assert (tasks.index.sort(dim=1).values == torch.from_numpy(np.flatnonzero(labels >= 0))).all()
+    assert (queries_per_class(tasks) == torch.tensor([0, 3, 7])).all()
+    for k, size in ((1, 5), (2, 9)):
+        support = torch.bincount(tasks.index[tasks.labels == k], minlength=len(labels))
+        assert (support > 0).sum() == size
+        assert abs(chi_square(support[support > 0])) < 4

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from ..solver.batch import Batch
 from ..solver.params import GD, OUTPUTS
 from ..solver.result import Result
 from ..solver.solve import gd
 from .native import run_solver
+from .pieces import support_sizes
 
 
 def entropy_min(
@@ -110,10 +109,7 @@ def alpha_tim(
 
 def _published_orders(batch: Batch) -> list[float]:
     """The entropy order of each task."""
-    before = torch.cumsum(batch.labels >= 0, 0)  # [R]
-    ends = before[batch.offsets[1:].to(before.device) - 1].cpu()
-    support = torch.diff(ends, prepend=ends.new_zeros(1)).tolist()
-    return [_published_order(*sizes) for sizes in zip(support, batch.counts, strict=True)]
+    return [_published_order(*sizes) for sizes in zip(support_sizes(batch), batch.counts, strict=True)]
 
 
 def _published_order(support: int, num_classes: int) -> float:

@@ -112,6 +112,14 @@ def split(batch: Batch, kinds: Sequence[float]) -> Iterator[tuple[Tensor, float]
         yield torch.tensor(piece, device="cpu"), kind
 
 
+def support_sizes(batch: Batch) -> list[int]:
+    """The number of support samples of each task."""
+    before = torch.cumsum(batch.labels >= 0, 0)  # [R]
+    ends = before[batch.offsets[1:].to(before.device) - 1].cpu()
+    sizes: list[int] = torch.diff(ends, prepend=ends.new_zeros(1)).tolist()
+    return sizes
+
+
 def gather(batch: Batch, features: Tensor, tasks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The numbers of the samples of some tasks [B, N], -1 past the last of a task, their labels, features."""
     starts, ends = batch.offsets[tasks], batch.offsets[tasks + 1]
@@ -237,6 +245,17 @@ def squared_distances(z: Tensor, w: Tensor) -> Tensor:
     """||w_k - z_i||^2: [B, K, N]"""
     squares = vector_norm(w, dim=2)[..., None].square() + vector_norm(z, dim=2)[:, None].square()
     return torch.baddbmm(squares, w, z.mT, alpha=-2).clamp_(min=0)
+
+
+def gram_matrix(z: Tensor) -> Tensor | None:
+    """Z Z^T [B, N, N], where `nearness` by it takes fewer multiplications: K N^2 instead of 2 K N d"""
+    return z @ z.mT if z.shape[1] <= 2 * z.shape[2] else None
+
+
+def nearness(c: Tensor, z: Tensor, gram: Tensor | None) -> Tensor:
+    """-||w_k - z_i||^2 for w_k = sum_j c_kj z_j, but for what is the same for all k: [B, K, N]"""
+    dot = c @ z @ z.mT if gram is None else c @ gram  # w_k . z_i
+    return 2 * dot - (c * dot).sum(dim=2, keepdim=True)
 
 
 def first(mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -31,7 +31,8 @@ def prototype(
     Args:
         features, labels, index, num_classes, outputs: as in `tim_ext.adm`.
         transform: "none" (UN), "l2" (L2N), "cl2" (CL2N: minus base_mean, then l2), or steps of
-            `tim_ext.transforms` joined by "+" ("center", "l2", "power", "task_center").
+            `tim_ext.transforms` joined by "+" ("center", "l2", "power", "task_center",
+            "joint_center", "min_max").
         base_mean: [d], the mean of the features of the base classes, for "cl2" and "center".
         metric: "euclidean" as in the paper, or "cosine", with prototypes scaled to unit length.
         temperature: tau of p_ik = softmax_k(-tau/2 ||w_k - z_i||^2), or softmax_k(tau cos(w_k, z_i)). It

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..solver.params import OUTPUTS, check_count, check_number
 from ..solver.result import Result
-from .pieces import Piece, Solution, solve_tasks
+from .pieces import Piece, Solution, gram_matrix, nearness, solve_tasks
 
 BALANCE_STEPS = 100  # at most
 
@@ -49,14 +49,11 @@ def pt_map(
 
     def solve(piece: Piece) -> Solution:
         z, y, query = piece.z, piece.one_hot, piece.query[:, None]  # [B, N, d], [B, K, N], [B, 1, N]
-        # w_k = sum_j c_kj z_j, and w_k . z_i = (C Z Z^T)_ki: K N^2 multiplications a move instead of 2 K N d
-        gram = z @ z.mT if z.shape[1] <= 2 * z.shape[2] else None
-        c = y / y.sum(dim=2, keepdim=True)  # [B, K, N]
+        gram = gram_matrix(z)
+        c = y / y.sum(dim=2, keepdim=True)  # [B, K, N]  w_k = sum_j c_kj z_j
         g = y.new_zeros(*y.shape[:2], 1)
         for t in range(iterations + 1):
-            dot = c @ z @ z.mT if gram is None else c @ gram
-            square = (c * dot).sum(dim=2, keepdim=True)  # ||w_k||^2
-            a = lam * (2 * dot - square)  # -lam ||w_k - z_i||^2, but for what is the same for all k
+            a = lam * nearness(c, z, gram)
             g = balance(a, query.to(a), g, tol)
             p = torch.where(query, (a + g).softmax(dim=1), y)
             if t < iterations:

@@ -10,23 +10,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from .. import tasks
 from ..distributed.processes import Processes, start
 from ..errors import require
 from ..evaluation.compare import Validation, compare
 from ..evaluation.methods import METHODS
 from ..evaluation.pools import check_pool
 from ..evaluation.run import MEMORY
-from ..evaluation.settings import name_settings
 from ..evaluation.table import Evaluation
 from ..evaluation.tuning import VALIDATION_TASKS, split_classes
 from ..files.features import Features, load_features
 from ..files.outputs import output_folder
-from ..tasks import Sampler
 from .options import (
     add_features_key,
     add_memory,
-    add_seed,
     add_set,
     add_spreadsheet_safe,
     add_threads,
@@ -34,7 +30,8 @@ from .options import (
     read_set_by_method,
     use_threads,
 )
-from .parsing import INTERRUPTED, load_groups
+from .parsing import INTERRUPTED
+from .sampling import add_tasks, check_tasks, make_samplers
 
 FILES = "evaluation.csv", "evaluation.json"  # of --out
 VALIDATION_SHARE = 0.5  # of the classes
@@ -43,6 +40,7 @@ EXAMPLES = """
 examples:
   tim-ext evaluate features.npz --methods simpleshot tim-adm --shots 1 5 --tasks 10000
   tim-ext evaluate features.npz --dirichlet --methods tim-adm best=tim-adm --set best.class_prior=oracle
+  tim-ext evaluate features.npz --sampler zipf dominant:0.7 whole-pool --shots 5 --tasks 20
   tim-ext evaluate features.npz --methods tim-adm --tune --validation other_classes.npz --out results
 """
 
@@ -60,7 +58,7 @@ def add_command(commands: Any) -> None:
     add.set_defaults(run=run)
     _add_features(add.add_argument_group("features"))
     _add_methods(add.add_argument_group("methods"))
-    _add_tasks(add.add_argument_group("tasks"))
+    add_tasks(add.add_argument_group("tasks"))
     _add_running(add.add_argument_group("running and results"))
 
 
@@ -103,44 +101,6 @@ def _add_methods(group: Any) -> None:
     )
     group.add_argument(
         "--validation-tasks", type=int, metavar="N", help=f"tasks to tune on (default: {VALIDATION_TASKS})"
-    )
-
-
-def _add_tasks(group: Any) -> None:
-    group.add_argument("--tasks", type=int, default=1000, metavar="N", help="of each setting (default: 1000)")
-    group.add_argument("--ways", type=int, metavar="K", help="classes of a task (default: 5)")
-    group.add_argument(
-        "--shots",
-        type=int,
-        nargs="+",
-        metavar="N",
-        help="support samples per class; each number makes a setting (default: 1 5)",
-    )
-    group.add_argument(
-        "--queries",
-        type=int,
-        metavar="N",
-        help="per class (default: 15); with --dirichlet or --present, of the task (default: 75)",
-    )
-    add_seed(group)
-    kind = group.add_mutually_exclusive_group()
-    kind.add_argument(
-        "--dirichlet",
-        type=float,
-        nargs="?",
-        const=2.0,
-        metavar="CONCENTRATION",
-        help="random proportions of the classes among the queries (default: 2)",
-    )
-    kind.add_argument("--present", type=int, metavar="K", help="queries of only K of the classes")
-    kind.add_argument(
-        "--meta-dataset", action="store_true", help="ways, shots and balance at random, as in Meta-Dataset"
-    )
-    group.add_argument(
-        "--hierarchy", type=Path, metavar="FILE", help="JSON {node: [class or node, ...]}, as for ILSVRC"
-    )
-    group.add_argument(
-        "--superclasses", type=Path, metavar="FILE", help="JSON {superclass: [class, ...]}, as for Omniglot"
     )
 
 
@@ -205,22 +165,10 @@ def _run(options: argparse.Namespace, processes: Processes) -> int:
 
 def check_options(options: argparse.Namespace) -> None:
     """Refuses what would be ignored, and fills in defaults that depend on other options."""
-    if options.meta_dataset:
-        for name in ("ways", "shots", "queries"):
-            if getattr(options, name) is not None:
-                raise ValueError(
-                    f"--{name}: expected no such option with --meta-dataset, which draws them itself"
-                )
-    for name, condition in (
-        ("hierarchy", "meta_dataset"),
-        ("superclasses", "meta_dataset"),
-        ("validation", "tune"),
-        ("validation_share", "tune"),
-        ("validation_tasks", "tune"),
-    ):
-        if getattr(options, name) is not None and not getattr(options, condition):
-            option, needed = (word.replace("_", "-") for word in (name, condition))
-            raise ValueError(f"--{option}: expected --{needed} with it")
+    check_tasks(options)
+    for name in ("validation", "validation_share", "validation_tasks"):
+        if getattr(options, name) is not None and not options.tune:
+            raise ValueError(f"--{name.replace('_', '-')}: expected --tune with it")
     if options.spreadsheet_safe and options.out is None:
         raise ValueError("--spreadsheet-safe: expected --out with it")
     if options.validation is not None and options.validation_share is not None:
@@ -274,39 +222,6 @@ def _check_same(data: Features, processes: Processes) -> None:
 
 def classes_of(data: Features) -> list[int]:
     return [label for label in sorted(set(data.labels.tolist())) if label >= 0]
-
-
-# The tasks ----------------------------------------------------------------------------------------
-
-
-def make_samplers(options: argparse.Namespace, data: Features, where: str = "") -> dict[str, Sampler]:
-    try:
-        return name_settings(_make_samplers(options, data))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{where}{error}") from None
-
-
-def _make_samplers(options: argparse.Namespace, data: Features) -> Iterator[Sampler]:
-    if options.meta_dataset:
-        yield tasks.meta_dataset(
-            data.labels,
-            hierarchy=load_groups(options.hierarchy, "--hierarchy"),
-            superclasses=load_groups(options.superclasses, "--superclasses"),
-            class_names=data.class_names,
-            seed=options.seed,
-        )
-        return
-    given = {
-        name: getattr(options, name) for name in ("ways", "queries") if getattr(options, name) is not None
-    }
-    for shots in (1, 5) if options.shots is None else options.shots:
-        arguments = {"shots": shots, "seed": options.seed, **given}
-        if options.dirichlet is not None:
-            yield tasks.dirichlet(data.labels, concentration=options.dirichlet, **arguments)
-        elif options.present is not None:
-            yield tasks.few_classes(data.labels, present=options.present, **arguments)
-        else:
-            yield tasks.balanced(data.labels, **arguments)
 
 
 def make_validation(options: argparse.Namespace, data: Features) -> Validation:

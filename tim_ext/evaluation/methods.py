@@ -103,6 +103,9 @@ METHODS = {
         Method(
             "alpha-tim", baselines.alpha_tim, {"temperature": TEMPERATURES, "entropy_order": (None, 1.5, 3.0)}
         ),
+        Method("alpha-am", baselines.alpha_am),
+        Method("paddle", baselines.paddle, {"lam": (75.0, 25.0, 150.0)}),
+        Method("protolp", baselines.protolp, {"lam": (10.0, 30.0, 60.0)}),
     )
 }
 

@@ -29,6 +29,7 @@ from .table import Evaluation
 
 MEMORY = 2**29  # bytes for the tasks in work
 CHUNK = 256  # tasks at most: a bar that moves, and little work lost to Ctrl-C
+DRAWN = 2**22  # samples of the tasks that are drawn at once: 100 MB
 COPIES = 4  # of the features of a task that a method may hold at once
 
 
@@ -124,8 +125,9 @@ def _chunks(
     nothing but the arguments: a run repeated gives the same numbers to the last bit."""
     sample = COPIES * pool.shape[1] * max(pool.element_size(), 4)  # bytes
     for setting in settings:
-        for start in range(0, tasks, CHUNK):
-            block = setting.sampler[start : min(start + CHUNK, tasks)]
+        step = min(CHUNK, max(1, DRAWN // len(setting.sampler[0:1].index[0])))
+        for start in range(0, tasks, step):
+            block = setting.sampler[start : min(start + step, tasks)]
             first, used = 0, 0
             for t, index in enumerate(block.index):
                 if used + len(index) * sample > memory and t > first:

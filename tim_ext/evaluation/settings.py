@@ -61,11 +61,17 @@ def setting_name(sampler: Mapping[str, Any]) -> str:
     """A short name from `Sampler.describe()`."""
     if sampler["kind"] == "meta_dataset":
         return "Meta-Dataset"
+    if sampler["kind"] == "whole_pool":
+        return f"all classes and rows, {sampler['shots']}-shot"
     name = f"{sampler['ways']}-way {sampler['shots']}-shot"
     if sampler["kind"] == "dirichlet":
         return f"{name}, Dirichlet {sampler['concentration']:g}"
     if sampler["kind"] == "few_classes":
         return f"{name}, {sampler['present']} of {sampler['ways']} classes present"
+    if sampler["kind"] == "zipf":
+        return f"{name}, Zipf {sampler['exponent']:g}"
+    if sampler["kind"] == "dominant":
+        return f"{name}, one class with {100 * sampler['share']:g} %"
     return name
 
 

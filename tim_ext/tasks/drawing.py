@@ -1,8 +1,8 @@
 """How the tasks of a block are drawn, all of them at once: what they consist of, then which rows.
 
-compose_equal, compose_meta_dataset    ways, classes, shots and queries of every task
-draw                                   the samples of every class of every task
-choose                                 some out of many, without replacement
+compose_*    ways, classes, shots and queries of every task
+draw         the samples of every class of every task
+choose       some out of many, without replacement
 """
 
 from __future__ import annotations
@@ -146,6 +146,18 @@ def few_shares(rng: np.random.Generator, room: Ints, *, present: int, queries: i
     equal, rest = divmod(queries, present)
     np.put_along_axis(shares, chosen, equal + (np.arange(present) < rest)[None], axis=1)
     return shares
+
+
+def shuffled_shares(rng: np.random.Generator, room: Ints, *, counts: Ints) -> Ints:
+    """counts [K], in an order of its own for each task."""
+    tasks, ways = room.shape
+    return counts[choose(rng, np.full(tasks, ways), np.full(tasks, ways)).reshape(tasks, ways)]
+
+
+def compose_whole_pool(rng: np.random.Generator, class_sizes: Ints, *, shots: int) -> Composition:
+    """One task of all classes in their order; what is not support is a query."""
+    ways = len(class_sizes)
+    return Composition(np.array([ways]), np.arange(ways), np.full(ways, shots), class_sizes - shots)
 
 
 class Limits(NamedTuple):

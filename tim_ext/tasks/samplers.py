@@ -1,106 +1,37 @@
 """Few-shot tasks drawn from a labelled pool: which rows, and which of them are support.
 
-    sampler = tim_ext.tasks.balanced(labels, ways=5, shots=5)
-    tasks = sampler[0:10_000]
-    tim_ext.adm(pool, tasks.labels, index=tasks.index)
-
-A sampler is an endless sequence of tasks. Task t depends on the labels, the arguments and t alone: a slice
-is the same whatever was drawn before. Tasks are made in blocks of BLOCK, all tasks of a block at once, each
-block from a generator of its own seeded by (seed, number of the block).
+sampler = tim_ext.tasks.balanced(labels, ways=5, shots=5)
+tasks = sampler[0:10_000]
+tim_ext.adm(pool, tasks.labels, index=tasks.index)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ..solver.inputs import refuse_shape, to_integers
 from ..solver.params import check_count, check_number
-from ..solver.result import ShortRepr
 from .drawing import (
-    BLOCK,
-    Compose,
-    Ints,
     Limits,
     Pool,
     before,
     compose_equal,
     compose_meta_dataset,
-    cut,
+    compose_whole_pool,
     dirichlet_shares,
-    draw,
     few_shares,
+    round_shares,
     same_shares,
+    shuffled_shares,
 )
 from .hierarchy import Groups, check_groups, check_names, classes_of_nodes, classes_of_superclasses
+from .sequence import Sampler, count_of
 
 CONCENTRATIONS = 0.01, 1e6  # outside, gamma variates leave the range of float64
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Tasks(ShortRepr):
-    """T tasks: tensors [T, ..], or lists of T vectors if sizes differ. Support first, class by class."""
-
-    index: Tensor | list[Tensor]  # [T, N]  rows of the pool
-    labels: Tensor | list[Tensor]  # [T, N]  class within the task of a support sample, -1 for a query
-    truth: Tensor | list[Tensor]  # [T, N]  class within the task of every sample
-    classes: Tensor | list[Tensor]  # [T, K]  class k of the task is class classes[k] of the pool
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-
-class Sampler:
-    """An endless sequence of tasks; made by the functions of this module.
-
-    `sampler[a:b]` draws the tasks a to b - 1, on the device of the labels; `describe()` says how.
-    """
-
-    def __init__(
-        self, pool: Pool, compose: Compose, kind: str, settings: dict[str, Any], *, equal: bool
-    ) -> None:
-        self._pool, self._compose, self._equal = pool, compose, equal
-        self._kind, self._settings = kind, settings
-
-    def describe(self) -> dict[str, Any]:
-        """What makes the sampler again from the same labels, fit for JSON: the function and its arguments."""
-        return {"kind": self._kind, **self._settings}
-
-    def __repr__(self) -> str:
-        arguments = ", ".join(f"{name}={_short(value)}" for name, value in self._settings.items())
-        classes, rows = len(self._pool.sizes), len(self._pool.rows)
-        return f"<{self._kind}({arguments}) on {rows} samples of {classes} classes>"
-
-    def __getitem__(self, tasks: slice) -> Tasks:
-        start, stop = _bounds(tasks)
-        blocks = [self._block(block) for block in range(start // BLOCK, -(-stop // BLOCK))]
-        sizes, ways, index, labels, truth, classes = map(np.concatenate, zip(*blocks, strict=True))
-        first = start % BLOCK
-        last = first + stop - start
-        per_sample, per_class = cut(sizes, first, last), cut(ways, first, last)
-        return Tasks(
-            index=self._shaped(index[per_sample], sizes[first:last]),
-            labels=self._shaped(labels[per_sample], sizes[first:last]),
-            truth=self._shaped(truth[per_sample], sizes[first:last]),
-            classes=self._shaped(self._pool.numbers[classes[per_class]], ways[first:last]),
-        )
-
-    def _block(self, block: int) -> tuple[Ints, ...]:
-        seed = np.random.SeedSequence(self._settings["seed"], spawn_key=(block,))
-        rng = np.random.Generator(np.random.PCG64(seed))
-        return draw(rng, self._pool, self._compose(rng, self._pool.sizes))
-
-    def _shaped(self, flat: Ints, lengths: Ints) -> Tensor | list[Tensor]:
-        tensor = torch.from_numpy(np.ascontiguousarray(flat)).to(self._pool.device)
-        if self._equal:
-            return tensor.view(len(lengths), -1)
-        return list(torch.split(tensor, lengths.tolist()))
 
 
 # The samplers -------------------------------------------------------------------------------------
@@ -128,9 +59,9 @@ def balanced(labels: Any, *, ways: int = 5, shots: int = 1, queries: int = 15, s
     ways, shots, queries, _ = settings.values()
     pool = _make_pool(labels)
     _check_ways(pool, ways)
-    _check_sizes(pool, shots + queries, f"{_count(shots, 'shot')} + {_count(queries, 'query')}")
+    _check_sizes(pool, shots + queries, f"{count_of(shots, 'shot')} + {count_of(queries, 'query')}")
     compose = partial(compose_equal, ways=ways, shots=shots, share=partial(same_shares, queries=queries))
-    return Sampler(pool, compose, "balanced", settings, equal=True)
+    return Sampler(pool, compose, "balanced", settings)
 
 
 def dirichlet(
@@ -169,10 +100,10 @@ def dirichlet(
     share = partial(dirichlet_shares, queries=queries, concentration=concentration)
     draws = share(np.random.Generator(np.random.PCG64(0)), np.full((1001, ways), queries))
     typical = int(np.median(draws.max(axis=1)))
-    largest = f"{_count(typical, 'query')} of the largest class in a task of median imbalance"
-    _check_sizes(pool, shots + typical, f"{_count(shots, 'shot')} + {largest}")
+    largest = f"{count_of(typical, 'query')} of the largest class in a task of median imbalance"
+    _check_sizes(pool, shots + typical, f"{count_of(shots, 'shot')} + {largest}")
     compose = partial(compose_equal, ways=ways, shots=shots, share=share)
-    return Sampler(pool, compose, "dirichlet", settings | {"concentration": concentration}, equal=True)
+    return Sampler(pool, compose, "dirichlet", settings | {"concentration": concentration})
 
 
 def few_classes(
@@ -196,10 +127,83 @@ def few_classes(
     pool = _make_pool(labels)
     _check_ways(pool, ways)
     most = -(-queries // present)
-    _check_sizes(pool, shots + most, f"{_count(shots, 'shot')} + {_count(most, 'query')}")
+    _check_sizes(pool, shots + most, f"{count_of(shots, 'shot')} + {count_of(most, 'query')}")
     share = partial(few_shares, present=present, queries=queries)
     compose = partial(compose_equal, ways=ways, shots=shots, share=share)
-    return Sampler(pool, compose, "few_classes", settings, equal=True)
+    return Sampler(pool, compose, "few_classes", settings)
+
+
+def zipf(
+    labels: Any,
+    *,
+    ways: int = 5,
+    shots: int = 1,
+    queries: int = 75,
+    exponent: float = 1.0,
+    seed: int = 0,
+) -> Sampler:
+    """Tasks whose classes have shares of the queries as the words of a language: 1, 1/2^a, 1/3^a, ..
+
+    The largest class is a random one, the second another, and so on; the numbers of queries are the shares
+    times `queries`, rounded by largest remainder.
+
+    Args:
+        labels: [M] integers, the class of each row of the pool; rows with a negative label are not used.
+        ways: classes of a task.
+        shots: support samples of each class.
+        queries: query samples of the task, all classes together; a class may have none.
+        exponent: a; 0 gives equal shares.
+        seed: integer >= 0; another seed gives other tasks.
+    """
+    settings = _check_counts(ways=ways, shots=shots, queries=queries, seed=seed)
+    exponent = check_number("exponent", exponent)
+    shares = [float(rank) ** -exponent for rank in range(1, settings["ways"] + 1)]
+    return _unequal(labels, "zipf", settings, {"exponent": exponent}, shares)
+
+
+def dominant(
+    labels: Any,
+    *,
+    ways: int = 5,
+    shots: int = 1,
+    queries: int = 75,
+    share: float = 0.5,
+    seed: int = 0,
+) -> Sampler:
+    """Tasks in which one class, at random, has `share` of the queries; the others share the rest equally.
+
+    Args:
+        labels: [M] integers, the class of each row of the pool; rows with a negative label are not used.
+        ways: classes of a task.
+        shots: support samples of each class.
+        queries: query samples of the task, all classes together.
+        share: of the dominant class, 1/ways to 1.
+        seed: integer >= 0; another seed gives other tasks.
+    """
+    settings = _check_counts(ways=ways, shots=shots, queries=queries, seed=seed)
+    share, equal = check_number("share", share), 1 / settings["ways"]
+    if not equal <= share <= 1:
+        raise ValueError(f"share: expected a number from 1/ways = {equal:g} to 1, got {share:g}")
+    others = [(1 - share) / max(settings["ways"] - 1, 1)] * (settings["ways"] - 1)
+    return _unequal(labels, "dominant", settings, {"share": share}, [share, *others])
+
+
+def whole_pool(labels: Any, *, shots: int = 1, seed: int = 0) -> Sampler:
+    """Tasks of all classes and all rows: `shots` random samples of each class, all other rows are queries.
+
+    Args:
+        labels: [M] integers, the class of each row of the pool; rows with a negative label are not used.
+        shots: support samples of each class. Class k of a task is the k-th of the classes of `labels`.
+        seed: integer >= 0; another seed gives other tasks.
+    """
+    settings = _check_counts(shots=shots, seed=seed)
+    shots, _ = settings.values()
+    pool = _make_pool(labels)
+    _check_sizes(pool, shots, count_of(shots, "shot"))
+    if len(pool.rows) == shots * len(pool.sizes):
+        raise ValueError(f"shots: expected a class with more samples, for queries, got none with {shots + 1}")
+    compose = partial(compose_whole_pool, shots=shots)
+    return Sampler(pool, compose, "whole_pool", settings, block=1)
 
 
 def meta_dataset(
@@ -287,6 +291,21 @@ def meta_dataset(
 # What was asked for -------------------------------------------------------------------------------
 
 
+def _unequal(
+    labels: Any, kind: str, settings: dict[str, int], more: dict[str, float], shares: Sequence[float]
+) -> Sampler:
+    """Tasks whose classes have, in random order, these shares [K] of the queries, up to a factor."""
+    ways, shots, queries, _ = settings.values()
+    pool = _make_pool(labels)
+    _check_ways(pool, ways)
+    counts = round_shares(np.array([shares]) / sum(shares) * queries, queries)[0]
+    most = int(counts.max())
+    largest = f"{count_of(most, 'query')} of the largest class"
+    _check_sizes(pool, shots + most, f"{count_of(shots, 'shot')} + {largest}")
+    compose = partial(compose_equal, ways=ways, shots=shots, share=partial(shuffled_shares, counts=counts))
+    return Sampler(pool, compose, kind, settings | more)
+
+
 def _make_pool(labels: Any) -> Pool:
     tensor = to_integers("labels", labels, None)
     if tensor.dim() != 1 or not len(tensor):
@@ -317,27 +336,5 @@ def _check_sizes(pool: Pool, needed: int, reason: str) -> None:
         number, size = pool.numbers[small[0]], int(pool.sizes[small[0]])
         others = f" ({len(small)} classes are too small)" if len(small) > 1 else ""
         raise ValueError(
-            f"labels: class {number} has {_count(size, 'sample')}, {reason} need {needed}{others}"
+            f"labels: class {number} has {count_of(size, 'sample')}, {reason} need {needed}{others}"
         )
-
-
-def _bounds(tasks: Any) -> tuple[int, int]:
-    if not isinstance(tasks, slice):
-        raise TypeError(
-            f"tasks: expected a slice such as sampler[0:100], got {type(tasks).__name__} {tasks!r}"
-        )
-    if tasks.step not in (None, 1):
-        raise ValueError(f"tasks: expected a slice of step 1, got {tasks.step!r}")
-    if tasks.stop is None:
-        raise ValueError("tasks: expected a slice with an end, as there are endlessly many, got none")
-    start = 0 if tasks.start is None else check_count("tasks", tasks.start, at_least=0)
-    return start, check_count("tasks", tasks.stop, at_least=start + 1)
-
-
-def _count(number: int, noun: str) -> str:
-    plural = noun.removesuffix("y") + ("ies" if noun.endswith("y") else "s")
-    return f"{number} {noun if number == 1 else plural}"
-
-
-def _short(value: Any) -> str:
-    return f"<{_count(len(value), 'entry')}>" if isinstance(value, dict) else repr(value)
