@@ -52,7 +52,7 @@ def files(tmp_path) -> list[str]:
     """The options of a small pool."""
     np.save(tmp_path / "pool.npy", X)
     support = write_support(tmp_path / "support.csv")
-    return ["label", str(tmp_path / "pool.npy"), "--support", str(support)]
+    return ["label", str(tmp_path / "pool.npy"), "--method", "adm", "--support", str(support)]
 
 
 def read_csv(path: Path) -> tuple[list[str], np.ndarray]:
@@ -92,8 +92,34 @@ def test_labels_are_those_of_the_solver(files, tmp_path, capsys):
     queries = np.delete(confidences, ROWS)
     share = f"{(queries < 0.5).mean():.1%}"
     assert confidence == f"confidence: {queries.mean():.3f} on average, below 0.5 in {share} of the rows"
-    assert solved.startswith("tim-adm: 150 iterations, ")
+    assert solved.startswith("adm: 150 iterations, ")
     assert written == f"written: {out}"
+
+
+def test_robust_is_the_default_in_one_process(files, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out.csv"
+    arguments = [argument for argument in files if argument not in ("--method", "adm")]
+    assert main([*arguments, "--out", str(out), "--set", "smoothing=0.4"]) == 0
+    labels, confidences = read_csv(out)
+    names, wanted = expected(tim_ext.robust, smoothing=0.4)
+    assert labels == names
+    np.testing.assert_allclose(confidences, wanted, atol=2e-5)
+    capsys.readouterr()
+    monkeypatch.setattr(labelling, "MOST_COMPARED", M - 1)
+    assert main([*arguments, "--out", str(out)]) == 2
+    said = (
+        f"--method: expected adm or gd for {M:,} rows, got robust, which compares every row with every other"
+    )
+    assert said in capsys.readouterr().err
+
+
+def test_robust_is_refused_where_processes_share_a_pool(files, tmp_path):
+    arguments = [argument for argument in files if argument not in ("--method", "adm")]
+    ended = label_in(2, [*arguments, "--out", str(tmp_path / "out.csv")])
+    assert [code for code, _, _ in ended] == [2, 2]
+    text = "--method: expected adm or gd where several processes share a pool, got robust"
+    assert any(text in error for _, _, error in ended)
+    assert not (tmp_path / "out.csv").exists()
 
 
 def solver_of(form: str) -> Callable[..., Any]:
@@ -162,6 +188,7 @@ def test_types_and_keys_of_safetensors(tmp_path, dtype):
     save({"a": torch.from_numpy(X).to(dtype), "b": torch.zeros(3, 3)}, tmp_path / "pool.safetensors")
     support, out = write_support(tmp_path / "support.csv", header=False), tmp_path / "out.csv"
     arguments = ["label", str(tmp_path / "pool.safetensors"), "--support", str(support), "--out", str(out)]
+    arguments += ["--method", "adm"]
     assert main([*arguments, "--features-key", "a", "--iterations", "5"]) == 0
     same = np.mean([a == b for a, b in zip(read_csv(out)[0], expected(iterations=5)[0], strict=True)])
     assert same > 0.95  # other rounding
@@ -181,7 +208,7 @@ def test_types_and_keys_of_safetensors(tmp_path, dtype):
         ),
         (["--set", "tau=3"], r"--set: expected a hyper-parameter out of normalize, .*, got 'tau'"),
         (["--set", "solver=dual"], r"--set: expected a hyper-parameter out of .*, got 'solver'"),
-        (["--set", "temperature=hot"], r"tim-adm.temperature: expected a number, got 'hot'"),
+        (["--set", "temperature=hot"], r"adm.temperature: expected a number, got 'hot'"),
         (["--set", "temperature=-1"], r"temperature: expected a finite number > 0, got -1.0"),
         (["--set", "temperature"], r"--set: expected NAME=VALUE, got 'temperature'"),
         (["--iterations", "-1"], r"--iterations: expected an integer >= 0, got -1"),
@@ -308,6 +335,8 @@ def test_fewer_rows_than_processes(tmp_path):
         str(tmp_path / "pool.npy"),
         "--support",
         str(tmp_path / "a.csv"),
+        "--method",
+        "adm",
         "--iterations",
         "2",
     ]
@@ -432,7 +461,7 @@ def test_real_data(tmp_path, capsys):
     np.save(tmp_path / "pool.npy", data["features"])
     rows = [row for k in range(150) for row in np.flatnonzero(truth == k)[:5]]
     (tmp_path / "a.csv").write_text("".join(f"{row},{truth[row]}\n" for row in rows))
-    files = ["label", str(tmp_path / "pool.npy"), "--support", str(tmp_path / "a.csv")]
+    files = ["label", str(tmp_path / "pool.npy"), "--method", "adm", "--support", str(tmp_path / "a.csv")]
     right = []
     for iterations in ("0", "30"):
         assert main([*files, "--iterations", iterations, "--out", str(tmp_path / "out.npz")]) == 0

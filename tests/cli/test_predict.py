@@ -63,7 +63,7 @@ def test_images_get_their_classes(folders, capsys):
     assert sorted(os.listdir(folders / "out")) == ["contact_sheet.html", "predictions.csv", "skipped.csv"]
     out, err = capsys.readouterr()
     assert err == ""  # no bar where there is no terminal
-    assert re.search(r"^rings +2 +5 +\d+\.\d %$", out, re.MULTILINE)
+    assert re.search(r"^rings +2 +5 +\d+\.\d % +\d+\.\d %$", out, re.MULTILINE)
     assert out.endswith(f"open {folders / 'out' / 'contact_sheet.html'} in a browser\n")
 
 
@@ -84,12 +84,14 @@ def by_hand(folders):
 @pytest.mark.parametrize(
     ("more", "solver", "hyper"),
     [
-        ([], tim_ext.adm, {}),
-        (["--set", "temperature=5", "iterations=20"], tim_ext.adm, {"temperature": 5.0, "iterations": 20}),
+        ([], tim_ext.robust, {}),
+        (["--set", "temperature=5", "smoothing=0.3"], tim_ext.robust, {"temperature": 5.0, "smoothing": 0.3}),
+        (["--method", "adm", "--set", "marginal_weight=auto"], tim_ext.adm, {"marginal_weight": "auto"}),
+        (["--method", "alpha-tim", "--set", "iterations=9"], tim_ext.baselines.alpha_tim, {"iterations": 9}),
         (["--method", "gd", "--set", "lr=1e-3"], tim_ext.gd, {"lr": 1e-3}),
         (
             ["--class-prior", "zigzag=1", "rings=6", "stripes=3"],
-            tim_ext.adm,
+            tim_ext.robust,
             {"class_prior": [0.6, 0.3, 0.1]},
         ),
     ],
@@ -244,10 +246,13 @@ def test_no_readable_query(folders, capsys):
     ("more", "message"),
     [
         (["--set", "temperature"], "--set: expected NAME=VALUE, got 'temperature'"),
-        (["--set", "temperature=hot"], "tim-adm.temperature: expected a number, got 'hot'"),
+        (["--set", "temperature=hot"], "robust.temperature: expected a number, got 'hot'"),
         (["--set", "temperature=-1"], "temperature: expected a finite number > 0, got -1.0"),
         (["--set", "lr=1"], "--set: expected a hyper-parameter out of normalize, lam, "),
-        (["--set", "solver=dual"], "--set: expected form, the new name of solver, got 'solver'"),
+        (
+            ["--method", "adm", "--set", "solver=dual"],
+            "--set: expected form, the new name of solver, got 'solver'",
+        ),
         (["--set", "class_prior=oracle"], "--set: expected --class-prior instead of class_prior, got "),
         (
             ["--class-prior", "rings=1"],

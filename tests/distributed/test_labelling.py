@@ -36,7 +36,16 @@ def arguments(tmp_path) -> list[str]:
     np.save(tmp_path / "in" / "pool.npy", rows.astype(np.float32))
     (tmp_path / "in" / "support.csv").write_text("0,even\n1,odd\n")
     files = [str(tmp_path / "in" / "pool.npy"), "--support", str(tmp_path / "in" / "support.csv")]
-    return ["label", *files, "--iterations", "3", "--out", str(tmp_path / "out" / "out.csv")]
+    return [
+        "label",
+        *files,
+        "--method",
+        "adm",
+        "--iterations",
+        "3",
+        "--out",
+        str(tmp_path / "out" / "out.csv"),
+    ]
 
 
 def pause_at_labels(results: Any, arguments: list[str], folder: Path) -> None:

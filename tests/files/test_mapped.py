@@ -90,7 +90,7 @@ def bar_of(total, processes):
     yield lambda what, rows: os.truncate(pool, 8192) if what == when else None
 
 label.bar_of = bar_of
-sys.exit(main(["label", pool, *arguments]))
+sys.exit(main(["label", pool, "--method", "adm", *arguments]))
 """
 
 

@@ -112,7 +112,7 @@ def test_evaluate_copies_nothing_of_a_mapped_pool(run_python, tmp_path):
 def label_within(run_python, pool: Path, folder: Path, margin: int, *options: str) -> str:
     (folder / "support.csv").write_text("".join(f"{row},class {row}\n" for row in range(CLASSES)))
     files = [str(pool), "--support", str(folder / "support.csv"), "--out", str(folder / "out.csv")]
-    return run_within(run_python, margin, pool, 0, "label", *files, *options)
+    return run_within(run_python, margin, pool, 0, "label", *files, "--method", "adm", *options)
 
 
 def test_label_copies_nothing_of_a_mapped_pool(run_python, tmp_path):

@@ -166,8 +166,9 @@ int run(int seed) {
     for (int64_t t = 0; t < tasks; ++t)
       if (results.back().status[size_t(3 * t)] != 0) return fail("a task was refused", seed);
   }
-  // In few dimensions many neighbours are equally near but for rounding, and over many rounds rounding grows.
-  const bool comparable = (reach == 0 || dim > 4) && rounds <= 6;
+  // In few dimensions, and where a row is there twice, neighbours are equally near but for rounding; over many rounds
+  // rounding grows.
+  const bool comparable = (reach == 0 || (dim > 4 && !batch.rows)) && rounds <= 6;
   if (dtype == Dtype::f64 && temperature == 15 && beta == 1 && tol == 0 && comparable)
     for (size_t i = 0; i < results[0].probs.size() / 8; ++i)
       if (std::abs(reinterpret_cast<const double*>(results[0].probs.data())[i] -

@@ -17,7 +17,7 @@ from ..files.features import open_pool
 from ..files.label_files import Support, read_support
 from ..files.outputs import output_file
 from ..files.predictions import FORMATS, check_format
-from ..solver.params import ADM, GD, check_count
+from ..solver.params import ADM, GD, ROBUST, check_count
 from .options import (
     add_class_prior,
     add_features_key,
@@ -32,13 +32,13 @@ from .options import (
 )
 
 MEMORY = 2**30
-ITERATIONS = {"adm": ADM.iterations, "gd": GD.iterations}
+ITERATIONS = {"robust": ROBUST.iterations, "adm": ADM.iterations, "gd": GD.iterations}
 
 EXAMPLES = """
 examples:
   tim-ext label features.npy --support labels.csv --out predictions.csv
   tim-ext label features.safetensors --features-key embeddings --support labels.csv --out predictions.parquet
-  torchrun --nproc-per-node 8 -m tim_ext label features.npy --support labels.csv --out predictions.npz
+  torchrun --nproc-per-node 8 -m tim_ext label pool.npy --method adm --support labels.csv --out labels.npz
 """
 
 
@@ -47,7 +47,8 @@ def add_command(commands: Any) -> None:
         "label",
         help="label all rows of a file of features from a few labelled ones",
         description="Labels every row of a pool of features from a few labelled rows, with TIM over all.\n"
-        "Features in .npy and .safetensors stay in the file, which may be larger than the memory.",
+        "With --method adm or gd, features in .npy and .safetensors stay in the file, which may be larger\n"
+        "than the memory, and several processes may share them.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -84,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace, processes: Processes) -> int:
     """All processes of torchrun read the files and share the rows; the first one writes and reports."""
-    hyper = read_set(options, Method(f"tim-{options.method}", SOLVERS[options.method]))
+    hyper = read_set(options, Method(options.method, SOLVERS[options.method]))
     iterations = ITERATIONS[options.method] if options.iterations is None else options.iterations
     hyper["iterations"] = check_count("--iterations", iterations, at_least=0)
     use_threads(options)
@@ -128,8 +129,9 @@ def report(options: argparse.Namespace, shape: Sequence[int], support: Support, 
         f"{options.pool.name}: {rows} rows, d = {d}; {len(support.rows)} of them labelled, {classes} classes"
     )
     largest = sorted(zip(summary.counts, support.class_names, strict=True), key=lambda item: -item[0])
-    shown = ", ".join(f"{name} {count}" for count, name in largest[:5]) + (", .." if classes > 5 else "")
+    shares = [f"{name} {count} ({count / rows:.1%})" for count, name in largest[:5]]
+    shown = ", ".join(shares) + (", .." if classes > 5 else "")
     print(f"predicted: {shown}")
     print(f"confidence: {summary.confidence:.3f} on average, below 0.5 in {summary.unsure:.1%} of the rows")
-    print(f"tim-{options.method}: {summary.iterations} iterations, {summary.seconds:.1f} s")
+    print(f"{options.method}: {summary.iterations} iterations, {summary.seconds:.1f} s")
     print(f"written: {options.out}")

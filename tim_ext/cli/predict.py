@@ -215,8 +215,8 @@ def compare_proportions(labelled: Labelled) -> list[str]:
     most, least = labelled.names[int(apart.argmax())], labelled.names[int(apart.argmin())]
     return [
         "",
-        f"the shares differ much from those of the nearest prototype ({100 * moved:.0f} % of the images; most for "
-        f"{most!r}, which gained, and {least!r}, which lost): look at these classes, or give --class-prior",
+        f"the shares differ much from those of the nearest prototype, by {100 * moved:.0f} % of the images;",
+        f"most for {most!r}, which gained, and {least!r}, which lost: look at them, or give --class-prior",
     ]
 
 

@@ -28,12 +28,19 @@ from .. import distributed
 from ..files.atomic import open_draft
 from ..files.label_files import Support
 from ..files.lock import only_run
+from ..files.memory import check_fits
 from ..files.predictions import BLOCK, RECORD, Predictions, Records, write_predictions
 from ..solver.result import Result
+from ..solver.solve import robust
 from .processes import Processes
 
-SOLVERS: dict[str, Callable[..., Result]] = {"adm": distributed.adm, "gd": distributed.gd}
+SOLVERS: dict[str, Callable[..., Result]] = {
+    "robust": robust,  # in one process, which holds the pool
+    "adm": distributed.adm,
+    "gd": distributed.gd,
+}
 ROWS = 32768  # labelled in one go
+MOST_COMPARED = 250_000  # rows, each of which robust compares with every other
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,22 +81,23 @@ def label_pool(job: Job, processes: Processes, show: Show) -> Summary:
 
 def _label_pool(job: Job, processes: Processes, show: Show) -> Summary:
     start, total = time.perf_counter(), len(job.pool)
+    if job.method == "robust":
+        _check_whole(job, processes)
     if processes.is_first:
         _remove(job.out)  # of a run that was killed; before any process of this one makes a file
     name = _agree(job, processes)
     _try_to_write(job.out, _draft(job.out, name, f"try-{processes.rank}"))
     part = processes.part(total)
     rows, labels = job.pool[part], _labels_of_part(job.support, part)
-    with _ending_in_order() as check:
+    with _ending_in_order(at_once=job.method == "robust") as check:
 
         def step(what: str, count: int) -> None:
             show(what, count)
             check()
 
         result = _solve(job, rows, labels, processes, step)
-        assert isinstance(result.weights, Tensor)
         try:
-            sums = _write_draft(job, name, rows, labels, result.weights, processes, step)
+            sums = _write_draft(job, name, labels, _found(job, rows, result), processes, step)
             sums = torch.stack(processes.gather(sums)).sum(dim=0)
             if processes.is_first:  # the others are free to go
                 _write_predictions(job, name, processes, step)
@@ -110,8 +118,13 @@ def _label_pool(job: Job, processes: Processes, show: Show) -> Summary:
 
 
 def _solve(job: Job, rows: Tensor, labels: Tensor, processes: Processes, step: Show) -> Result:
-    """The weights [K, d] that all processes find together."""
+    """The weights [K, d] that all processes find together, or, of robust, p [n, K] of all rows."""
     total = len(job.pool)
+    if job.method == "robust":
+        classes = len(job.support.class_names)
+        result = robust(rows, labels.long(), num_classes=classes, outputs=("probs",), **job.hyper)
+        step("iterations", total * int(result.iterations))
+        return result
     try:
         return SOLVERS[job.method](
             rows,
@@ -128,6 +141,24 @@ def _solve(job: Job, rows: Tensor, labels: Tensor, processes: Processes, step: S
         raise
     except ValueError as error:
         raise ValueError(_in_rows(str(error), total, processes)) from error
+
+
+def _check_whole(job: Job, processes: Processes) -> None:
+    """robust compares all rows with each other, in one process."""
+    rows, columns = job.pool.shape
+    expected = "--method: expected adm or gd"
+    if processes.size > 1:
+        raise ValueError(f"{expected} where several processes share a pool, got robust")
+    if rows > MOST_COMPARED:
+        raise ValueError(
+            f"{expected} for {rows:,} rows, got robust, which compares every row with every other "
+            f"(up to {MOST_COMPARED:,})"
+        )
+    width = 8 if job.pool.dtype == torch.float64 else 4
+    try:
+        check_fits(rows * (2 * columns + 2 * len(job.support.class_names)) * width)
+    except ValueError as error:
+        raise ValueError(f"{expected} for this pool, got robust, which holds it in memory: {error}") from None
 
 
 def _agree(job: Job, processes: Processes) -> str:
@@ -165,24 +196,37 @@ def _labels_of_part(support: Support, part: slice) -> Tensor:
     return labels
 
 
+def _found(job: Job, rows: Tensor, result: Result) -> Iterator[tuple[Tensor, Tensor]]:
+    """Predictions [n] and confidences [n] of one block of rows after the other."""
+    how = {key: job.hyper[key] for key in ("temperature", "normalize") if key in job.hyper}
+    for start in range(0, len(rows), ROWS):
+        block = slice(start, start + ROWS)
+        if job.method == "robust":
+            assert isinstance(result.probs, Tensor)
+            confidences, predictions = result.probs[block].max(dim=1)
+            yield predictions, confidences
+        else:
+            found = distributed.classify(rows[block], result.weights, **how)
+            assert found.predictions is not None
+            assert found.confidences is not None
+            yield found.predictions, found.confidences
+
+
 def _label_rows(
-    rows: Tensor, labels: Tensor, weights: Tensor, how: Mapping[str, Any]
+    labels: Tensor, found: Iterator[tuple[Tensor, Tensor]], classes: int
 ) -> Iterator[tuple[Records, Tensor]]:
     """Records of one block of rows after the other, and what to add up over them, [K + 2]: the rows of each
     class; of the rows without a label, the sum of the confidences and the number of those below 1/2."""
-    for start in range(0, len(rows), ROWS):
+    for start, (predictions, sure) in zip(range(0, len(labels), ROWS), found, strict=True):
         given = labels[start : start + ROWS]
         known = given >= 0
-        found = distributed.classify(rows[start : start + ROWS], weights, **how)
-        assert found.predictions is not None
-        assert found.confidences is not None
-        chosen = torch.where(known, given, found.predictions)
-        confidences = torch.where(known, 1.0, found.confidences.float())
+        chosen = torch.where(known, given, predictions)
+        confidences = torch.where(known, 1.0, sure.float())
         block = np.empty(len(given), RECORD)
         block["label"], block["confidence"] = chosen.numpy(), confidences.numpy()
         of_queries = confidences[~known].double()
         unsure = (of_queries < 0.5).sum()
-        counts = torch.bincount(chosen, minlength=len(weights))
+        counts = torch.bincount(chosen, minlength=classes)
         yield block, torch.cat([counts, torch.stack([of_queries.sum(), unsure])])
 
 
@@ -192,17 +236,16 @@ def _label_rows(
 def _write_draft(
     job: Job,
     name: str,
-    rows: Tensor,
     labels: Tensor,
-    weights: Tensor,
+    found: Iterator[tuple[Tensor, Tensor]],
     processes: Processes,
     step: Show,
 ) -> Tensor:
     """The records of this process; returns what `_label_rows` adds up over them, [K + 2]."""
-    how = {key: job.hyper[key] for key in ("temperature", "normalize") if key in job.hyper}
-    sums = torch.zeros(len(weights) + 2, dtype=torch.float64)
+    classes = len(job.support.class_names)
+    sums = torch.zeros(classes + 2, dtype=torch.float64)
     with _draft(job.out, name, processes.rank).open("wb") as draft:
-        for records, counted in _label_rows(rows, labels, weights, how):
+        for records, counted in _label_rows(labels, found, classes):
             draft.write(records.tobytes())
             sums += counted
             step("labels", len(records) * processes.size)
@@ -267,14 +310,15 @@ def _blocks(drafts: list[Path], after: Callable[[int], object]) -> Iterator[Reco
 
 
 @contextmanager
-def _ending_in_order() -> Iterator[Callable[[], None]]:
+def _ending_in_order(at_once: bool) -> Iterator[Callable[[], None]]:
     """Ctrl-C or SIGTERM is noted, and raised as KeyboardInterrupt by the function that this yields: between
-    two steps, where all processes can end together and clean up. A second one is raised at once."""
+    two steps, where all processes can end together and clean up. A second one is raised at once, and so is
+    the first where a process is alone."""
     noted: list[int] = []
 
     def note(number: int, frame: object) -> None:
         noted.append(number)
-        if len(noted) > 1:
+        if at_once or len(noted) > 1:
             raise KeyboardInterrupt
 
     def check() -> None:
