@@ -64,14 +64,34 @@ TIM_HD double divergence_term(int64_t classes, double share, double log_prior) {
 // Smoothing over the graph of the k nearest neighbours (tim_ext/reference.py)
 //   z_i <- ||z_i|| y_i / ||y_i||,   y = (I - r S)^-1 z,   S = D^-1/2 A D^-1/2,   D_i = max(least, sum_j a_ij)
 //   a_ij = (b_ij + b_ji) / 2,   b_ij = max(0, cos(z_i - mean, z_j - mean))^3 for the k nearest j, else 0
-TIM_HD double smoothing_reach(const AdmParams& p, double shots) {
+template <class Params>
+TIM_HD bool smooths(const Params& p) {
+  return p.smooths_by_shots || p.smoothing > 0;
+}
+template <class Params>
+TIM_HD double smoothing_reach(const Params& p, double shots) {
   return p.smooths_by_shots ? 0.7 * pow(shots, -0.2) : p.smoothing;
 }
+constexpr int64_t kMostNeighbours = 10;
 TIM_HD int64_t neighbours_of(int64_t samples, int64_t classes) {  // N / 2K, rounded, within 3 .. 10
-  const int64_t k = (samples + classes) / (2 * classes), most = k < 10 ? k : 10, some = most > 3 ? most : 3;
+  const int64_t k = (samples + classes) / (2 * classes), most = k < kMostNeighbours ? k : kMostNeighbours,
+                some = most > 3 ? most : 3;
   return some < samples - 1 ? some : samples - 1;
 }
 constexpr double kLeastDegree = 1e-9;
+
+// y = (I - r S)^-1 c by Chebyshev's iteration, where (I - r S) itself is too large to invert:
+//   y_n = y_(n-2) + w_n (r S y_(n-1) + c - y_(n-2)),   w_1 = 1, w_2 = 2 / (2 - r^2), w_(n+1) = 1 / (1 - w_n r^2 / 4)
+// from y_0 = 0. As the eigenvalues of r S lie within -r .. r, the error falls by (1 - sqrt(1 - r^2)) / r with each step.
+template <class T>
+TIM_HD int64_t chebyshev_steps(double reach) {  // until the error is below the rounding of T
+  const double factor = (1 - sqrt(1 - reach * reach)) / reach;
+  const double steps = log(double(Range<T>::epsilon) / 16) / log(factor);
+  return 2 + (steps > 0 ? int64_t(steps) : 0);
+}
+TIM_HD double chebyshev_factor(int64_t step, double reach, double before) {  // w of a step from that before
+  return step == 1 ? 1.0 : step == 2 ? 2 / (2 - reach * reach) : 1 / (1 - before * reach * reach / 4);
+}
 
 // c_Q = |S| / |Q|, of a query in every sum.
 template <class T, class N>

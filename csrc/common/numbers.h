@@ -19,12 +19,14 @@ template <class T>
 struct Range;
 template <>
 struct Range<float> {
-  static constexpr float smallest = 1.17549435e-38f;   // normal
+  static constexpr float smallest = 1.17549435e-38f;  // normal
+  static constexpr float epsilon = 1.1920929e-7f;
   static constexpr float tiny = 1e-30f, huge = 1e30f;  // squared lengths in between are exact enough
 };
 template <>
 struct Range<double> {
   static constexpr double smallest = 2.2250738585072014e-308;
+  static constexpr double epsilon = 2.220446049250313e-16;
   static constexpr double tiny = 1e-280, huge = 1e280;
 };
 

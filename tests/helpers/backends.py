@@ -1,6 +1,6 @@
 """Where the parity tests run the operators: on the CPU, on a GPU, and on an emulated GPU (cuda_emulation).
 
-Every backend has the solvers `adm` and `gd` and the operators `distance_softmax`, `q_update`, `w_update` and
+Every backend has the solvers `adm`, `robust` and `gd` and the operators `distance_softmax`, `q_update`, `w_update` and
 `gd_gradient`, with the arguments that `tim_ext` and `torch.ops.tim_ext` have, on tensors of the CPU.
 """
 
@@ -34,6 +34,9 @@ class Backend:
 
     def adm(self, *arguments: Any, **options: Any) -> tim_ext.Result:
         return self.call(tim_ext.adm, arguments, options)
+
+    def robust(self, *arguments: Any, **options: Any) -> tim_ext.Result:
+        return self.call(tim_ext.robust, arguments, options)
 
     def gd(self, *arguments: Any, **options: Any) -> tim_ext.Result:
         return self.call(tim_ext.gd, arguments, options)

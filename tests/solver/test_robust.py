@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers.backends import backends
+from helpers.backends import BACKENDS, backends
 from helpers.make_tasks import Task, make_task, separable_problems
 from hypothesis import given, settings
 
@@ -49,25 +49,27 @@ def test_the_marginal_weight_is_that_of_the_reference(backend, seed, form):
     torch.testing.assert_close(result.history.loss, expected.history.loss, rtol=0, atol=1e-9)
 
 
-def test_equal_proportions_keep_the_marginal_term_and_unequal_ones_give_it_up():
+@backends
+def test_equal_proportions_keep_the_marginal_term_and_unequal_ones_give_it_up(backend):
     even = make_task(0, [5] * 5, 75, noise=0.3)
     one = torch.cat([even.labels[even.labels >= 0], torch.full((60,), -1)])
-    kept = tim_ext.adm(even.features, even.labels, marginal_weight="auto")
+    kept = backend.adm(even.features, even.labels, marginal_weight="auto")
     assert float(kept.marginal_weight) == 1
     support = even.features[even.labels >= 0]
     same = support[even.labels[even.labels >= 0] == 0].mean(dim=0).expand(60, -1)
-    given_up = tim_ext.adm(torch.cat([support, same]), one, marginal_weight="auto")
+    given_up = backend.adm(torch.cat([support, same]), one, marginal_weight="auto")
     assert float(given_up.marginal_weight) < 0.01
     assert float(given_up.proportions[0]) > 0.95
 
 
-def test_too_few_iterations_decide_nothing():
+@backends
+def test_too_few_iterations_decide_nothing(backend):
     task = make_task(0)
     for iterations in (0, 25):
-        found = tim_ext.adm(task.features, task.labels, marginal_weight="auto", iterations=iterations)
+        found = backend.adm(task.features, task.labels, marginal_weight="auto", iterations=iterations)
         assert float(found.marginal_weight) == pytest.approx(0.1)
     task = unequal_task(0)
-    stopped = tim_ext.adm(task.features, task.labels, marginal_weight="auto", tol=1.0)
+    stopped = backend.adm(task.features, task.labels, marginal_weight="auto", tol=1.0)
     assert int(stopped.iterations) == 26  # not before it is decided
 
 
@@ -81,13 +83,14 @@ def test_distributed_decides_alike():
 # Smoothing ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("backend", BACKENDS[:2])  # the emulation is slow
 @given(problem=separable_problems())
 @settings(max_examples=40)
-def test_smoothing_is_that_of_the_reference(problem):
+def test_smoothing_is_that_of_the_reference(backend, problem):
     options = {**problem.options, **ROBUST_OPTIONS, "smoothing": "auto", "iterations": 30}
     expected = reference.adm(*problem.arguments, **options)
     for form in FORMS:
-        result = tim_ext.adm(*problem.arguments, form=form, **options)
+        result = backend.adm(*problem.arguments, form=form, **options)
         for name in ("probs", "weights"):
             torch.testing.assert_close(getattr(result, name), getattr(expected, name), rtol=0, atol=1e-8)
 
@@ -98,16 +101,20 @@ SHAPES = [(1, 3, 4), (5, 1, 640), (2, 40, 16), (20, 15, 30), (7, 300, 33)]  # cl
 @pytest.mark.parametrize(("classes", "queries", "d"), SHAPES)
 @pytest.mark.parametrize("reach", [0.3, 0.9, 0.99])
 @pytest.mark.parametrize("form", FORMS)
-def test_any_reach_and_shape(form, reach, classes, queries, d):
+@backends
+def test_any_reach_and_shape(backend, form, reach, classes, queries, d):
+    if backend.name == "cuda-emulated":
+        queries = min(queries, 30)  # it is slow
     task = make_task(3, [2] * classes, classes * queries, d=d, noise=1.0)
     for normalize in (True, False):
         options = {"smoothing": reach, "iterations": 20, "normalize": normalize}
         expected = reference.adm(task.features, task.labels, **options)
-        assert_near(tim_ext.adm(task.features, task.labels, form=form, **options), expected, atol=1e-8)
+        assert_near(backend.adm(task.features, task.labels, form=form, **options), expected, atol=1e-8)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_float32_with_a_large_common_part(form):
+@backends
+def test_float32_with_a_large_common_part(backend, form):
     """Cosines of 0.9999; the graph may differ where two neighbours are equally near but for rounding."""
     near = 0
     for seed in range(12):
@@ -115,14 +122,15 @@ def test_float32_with_a_large_common_part(form):
         features = (task.features + 100 * torch.ones(100, dtype=torch.float64) / 10).float()
         options = {"smoothing": "auto", "temperature": 100.0, "iterations": 40}
         truth = reference.adm(features.double(), task.labels, **options).probs
-        error = (tim_ext.adm(features, task.labels, form=form, **options).probs - truth).abs().max()
+        error = (backend.adm(features, task.labels, form=form, **options).probs - truth).abs().max()
         plain = (reference.adm(features, task.labels, **options).probs - truth).abs().max()
         near += bool(error <= max(2 * plain, 1e-4))
     assert near >= 11
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_equally_near_neighbours_go_by_their_row(form):
+@backends
+def test_equally_near_neighbours_go_by_their_row(backend, form):
     """Copies are equally near to everything; of whole numbers, so that no rounding tells them apart."""
     generator = torch.Generator().manual_seed(0)
     some = torch.randint(-3, 4, (16, 8), generator=generator).double()
@@ -131,36 +139,39 @@ def test_equally_near_neighbours_go_by_their_row(form):
     labels[[40, 5, 30, 21]] = torch.tensor([0, 1, 2, 0])
     options = {"smoothing": 0.8, "iterations": 10, "normalize": False}
     assert_near(
-        tim_ext.adm(features, labels, form=form, **options),
+        backend.adm(features, labels, form=form, **options),
         reference.adm(features, labels, **options),
         atol=1e-8,
     )
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_samples_without_neighbours_stay(form):
+@backends
+def test_samples_without_neighbours_stay(backend, form):
     features = torch.eye(6, dtype=torch.float64) * 3
     features[4:] = 0
     labels = torch.tensor([0, 1, 2, -1, -1, 0])
     for normalize in (True, False):
         options = {"smoothing": 0.9, "iterations": 5, "normalize": normalize}
         expected = reference.adm(features, labels, **options)
-        assert_near(tim_ext.adm(features, labels, form=form, **options), expected, atol=1e-8)
+        assert_near(backend.adm(features, labels, form=form, **options), expected, atol=1e-8)
 
 
 # robust ---------------------------------------------------------------------------------------------
 
 
-def test_robust_is_a_preset():
+@backends
+def test_robust_is_a_preset(backend):
     task = unequal_task(2)
     preset = {**vars(ROBUST), "form": "dual"}
-    as_adm = tim_ext.adm(task.features, task.labels, **preset)
-    robust = tim_ext.robust(task.features, task.labels, form="dual")
+    as_adm = backend.adm(task.features, task.labels, **preset)
+    robust = backend.robust(task.features, task.labels, form="dual")
     assert all(torch.equal(getattr(robust, name), getattr(as_adm, name)) for name in NAMES)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
-def test_roots_of_what_has_no_negative_value(dtype):
+@backends
+def test_roots_of_what_has_no_negative_value(backend, dtype):
     """Task by task, and by the samples that count: padding and other rows of a pool do not matter."""
     tasks = [unequal_task(seed, d=20) for seed in range(3)]
     features = torch.stack([task.features for task in tasks]).to(dtype)
@@ -172,12 +183,12 @@ def test_roots_of_what_has_no_negative_value(dtype):
     real = features if dtype == torch.float64 else features.float()
     rooted = real.clone()
     rooted[1:] = (real[1:].clamp(min=0) + 1e-6).sqrt()
-    alone = [tim_ext.adm(rooted[t], labels[t], **vars(ROBUST)) for t in range(3)]
-    batch = tim_ext.robust(features, labels)
-    ragged = tim_ext.robust(list(features), list(labels))
+    alone = [backend.adm(rooted[t], labels[t], **vars(ROBUST)) for t in range(3)]
+    batch = backend.robust(features, labels)
+    ragged = backend.robust(list(features), list(labels))
     size = features.shape[1]
     index = torch.arange(3 * size).view(3, size)
-    pool = tim_ext.robust(features.flatten(0, 1), labels, index=index)
+    pool = backend.robust(features.flatten(0, 1), labels, index=index)
     for t in range(3):
         for found in (batch, ragged, pool):
             assert all(torch.equal(getattr(found, name)[t], getattr(alone[t], name)) for name in NAMES), t

@@ -35,7 +35,7 @@ void solve(const Batch& batch, const AdmParams& params, const Outputs& out, cons
     const double n = double(samples), d = double(batch.dim), k = double(classes),
                  i = double(params.iterations);
     double dual = dual_cost<T>(n, d, k, i), primal = primal_cost<T>(n, d, k, i);
-    if (params.smooths_by_shots || params.smoothing > 0) {
+    if (smooths(params)) {
       dual += 3 * n * n * n;
       primal += n * n * d + 500 * n * d;
     }

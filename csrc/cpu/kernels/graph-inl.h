@@ -2,9 +2,7 @@
 // large; equations.h has the equations, smoothing-inl.h the same in the Gram domain.
 //
 //   neighbours   exact, from all cosines: N^2 d multiply-adds, a tile of them at a time
-//   y = (I - r S)^-1 c,  c_i = z_i - mean   by Chebyshev's iteration, a few columns of the features at a time:
-//     y_(n+1) = w_n (r S y_n + c - y_(n-1)) + y_(n-1),   w_1 = 1, w_2 = 2 / (2 - r^2), w_(n+1) = 1 / (1 - w_n r^2 / 4)
-//     As the eigenvalues of r S lie within -r .. r, the error falls by (1 - sqrt(1 - r^2)) / r with each.
+//   y = (I - r S)^-1 c,  c_i = z_i - mean   by Chebyshev's iteration, a few columns of the features at a time
 // Neither depends on the number of threads. Memory: the smoothed copy, and some 300 bytes per sample.
 #pragma once
 
@@ -49,7 +47,7 @@ class GraphSmoothing {
     pack(out);
     run(team_, panels(), [&](int64_t panel) { neighbours(panel, out); });
     graph(reach);
-    const int64_t steps = steps_of(reach);
+    const int64_t steps = chebyshev_steps<T>(reach);
     ones(reach, steps);
     int64_t next = 0;
     run(team_, slots_, [&](int64_t slot) {
@@ -165,24 +163,13 @@ class GraphSmoothing {
         f(i, int64_t(neighbour_[i * kMostNeighbours + n]), double(weight_[i * kMostNeighbours + n]) / 2);
   }
 
-  // Until the error is below the rounding of T.
-  static int64_t steps_of(double reach) {
-    const double factor = (1 - __builtin_sqrt(1 - reach * reach)) / reach;
-    const double steps = __builtin_log(std::numeric_limits<T>::epsilon() / 16) / __builtin_log(factor);
-    return 2 + (steps > 0 ? int64_t(steps) : 0);
-  }
-  // w of step n from that before.
-  static double next_factor(int64_t step, double reach, double before) {
-    return step == 1 ? 1.0 : step == 2 ? 2 / (2 - reach * reach) : 1 / (1 - before * reach * reach / 4);
-  }
-
   // sum_i = sum_j M_ij, in double.
   void ones(double reach, int64_t steps) {
     double *now = sum_, *before = unit_;
     for (int64_t i = 0; i < N_; ++i) now[i] = before[i] = 0;
     double factor = 1;
     for (int64_t step = 1; step <= steps; ++step) {
-      factor = next_factor(step, reach, factor);
+      factor = chebyshev_factor(step, reach, factor);
       for (int64_t i = 0; i < N_; ++i) {
         double sum = 1;
         for (int64_t e = start_[i]; e < start_[i + 1]; ++e) sum += double(value_[e]) * now[column_[e]];
@@ -206,7 +193,7 @@ class GraphSmoothing {
     });
     double factor = 1;
     for (int64_t step = 1; step <= steps; ++step) {
-      factor = next_factor(step, reach, factor);
+      factor = chebyshev_factor(step, reach, factor);
       const T w = T(factor);
       for (int64_t i = 0; i < N_; ++i)
         for (int64_t v = 0; v < width; v += 2 * W) {

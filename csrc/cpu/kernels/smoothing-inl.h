@@ -16,8 +16,6 @@
 namespace tim_ext {
 namespace TIM_ISA {
 
-constexpr int64_t kMostNeighbours = 10;  // see neighbours_of
-
 // The nearest neighbours of one sample, the nearest first; of equally near ones the one that comes first for the caller.
 template <class T>
 struct Nearest {

@@ -28,12 +28,17 @@ bool with_tile(int64_t n, F f) {
 template <class T>
 Plan choose(int64_t samples, int64_t classes, int64_t dim, const AdmParams& params, const Device& device) {
   const double n = double(samples), d = double(dim), k = double(classes), i = double(params.iterations);
-  const double dual = n * n * d / 2 + i * (n * n * (k - 1) + 40 * n * k);
-  const double primal = i * (2 * n * d * k + 50 * n * k);
+  double dual = n * n * d / 2 + i * (n * n * (k - 1) + 40 * n * k);
+  double primal = i * (2 * n * d * k + 50 * n * k);
+  if (smooths(
+          params)) {  // an inverse and two products; all cosines, and some 25 steps over 20 edges of a sample
+    dual += 3 * n * n * n;
+    primal += n * n * d + 500 * n * d;
+  }
   Plan plan;
   if (params.form != Form::primal) {
     plan.cost = dual;
-    if (sizeof(T) == 4)
+    if (sizeof(T) == 4 && !smooths(params))
       with_tile(samples, [&](auto size) {
         constexpr int Tile = decltype(size)::value;
         if (take_register_memory<Tile>(nullptr, int(classes)).bytes <= device.shared_per_block)
@@ -61,8 +66,10 @@ Prepared plan(const Batch& batch, const AdmParams& params, const Device& device)
       [&](int64_t n, int64_t K) { return choose<T>(n, K, batch.dim, params, device); },
       [&](int kind, int64_t n, int K) -> int64_t {
         if (kind <= kRegisters) return 0;
-        return kind == kPrimal ? take_adm_primal_memory<T>(nullptr, n, K, batch.dim).bytes
-                               : take_dual_memory<T>(nullptr, n, K, batch.dim, kind == kGlobalGram).bytes;
+        const bool smooth = smooths(params);
+        return kind == kPrimal
+                   ? take_adm_primal_memory<T>(nullptr, n, K, batch.dim, smooth).bytes
+                   : take_dual_memory<T>(nullptr, n, K, batch.dim, kind == kGlobalGram, smooth).bytes;
       });
 }
 
@@ -74,6 +81,8 @@ AdmWeights<T> weights_of(const AdmParams& params) {
   c.iterations = params.iterations;
   c.decides_marginal = params.decides_marginal;
   c.beta = params.beta;
+  c.smooths_by_shots = params.smooths_by_shots;
+  c.smoothing = params.smoothing;
   return c;
 }
 
@@ -130,8 +139,6 @@ size_t adm_workspace(const Batch& batch, const AdmParams& params, const Device& 
 void adm_solve(const Batch& batch, const AdmParams& params, const Outputs& outputs, void* workspace,
                const Device& device, cudaStream_t stream) {
   if (batch.tasks == 0) return;
-  if (params.smooths_by_shots || params.smoothing > 0)
-    throw std::runtime_error("adm_solve: smoothing must be 0 on CUDA, where there is none yet");
   with_real(batch.dtype,
             [&](auto zero) { solve<decltype(zero)>(batch, params, outputs, workspace, device, stream); });
 }

@@ -1,12 +1,12 @@
 // TIM-ADM. Three kernels, each of which keeps a task on a block (or team of blocks) from the first iteration to the
 // last:
 //
-//   adm_registers_kernel  dual, N <= 128, float32: G in registers, everything else in shared memory
+//   adm_registers_kernel  dual, N <= 128, float32, without smoothing: G in registers, everything else in shared memory
 //   adm_dual_kernel       dual, any N: G in shared memory where it fits, else in global memory (L2)
 //   adm_primal_kernel     primal
 #pragma once
 
-#include "cuda/core/forms.cuh"
+#include "cuda/core/smoothing.cuh"
 
 namespace tim_ext {
 namespace cuda {
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 
   const FeatureRows<float> rows = rows_of(problem, task);
   float g[Tile][Tile];
-  gram_tile<Tile, true>(rows, m.a.n, 0, 0, problem.dim, m.scratch, g);
+  gram_tile<Tile, true>(rows, rows, m.a.n, 0, 0, problem.dim, m.scratch, g);
   dual_start(team, m.a, m.s);
   TIM_SYNC(team);
 
@@ -120,8 +120,6 @@ __global__ void __launch_bounds__(kThreads, 2)
 }
 
 // G in memory --------------------------------------------------------------------------------------
-
-constexpr int kGramTile = 4;
 
 template <class T>
 struct DualForm {
@@ -153,11 +151,12 @@ struct DualMemory {
   DualState<T> s;
   int64_t pitch;
   T *z, *sliced, *gram;  // Z [N][pitch]
+  GramSmoothing<T> smoothing;
   int64_t bytes;
 };
 template <class T>
-__host__ __device__ DualMemory<T> take_dual_memory(void* start, int64_t N, int K, int64_t dim,
-                                                   bool with_gram) {
+__host__ __device__ DualMemory<T> take_dual_memory(void* start, int64_t N, int K, int64_t dim, bool with_gram,
+                                                   bool smooths) {
   Arena arena(start);
   DualMemory<T> m{};
   m.a = take_arrays<T>(arena, N, K);
@@ -166,6 +165,7 @@ __host__ __device__ DualMemory<T> take_dual_memory(void* start, int64_t N, int K
   m.z = arena.take<T>(N * m.pitch);
   m.sliced = slices_of(N) > 1 ? arena.take<T>(slices_of(N) * K * (N > dim ? N : dim)) : nullptr;
   m.gram = with_gram ? arena.take<T>(N * m.a.ld) : nullptr;
+  if (smooths) m.smoothing = take_gram_smoothing<T>(arena, N, m.a.ld);
   m.bytes = round_up(arena.used(), 256);
   return m;
 }
@@ -196,16 +196,21 @@ __global__ void __launch_bounds__(kThreads, 1)
   const DualShared<T> shared = take_dual_shared<T>(memory, gram_samples);
   for_tasks(problem, slots, shared.number,
             [&](Team& team, const TaskEntry& task, const TaskSamples& samples, void* slot) {
-              DualMemory<T> m =
-                  take_dual_memory<T>(slot, task.samples, task.classes, problem.dim, gram_samples == 0);
+              const bool smooth = smooths(c);
+              DualMemory<T> m = take_dual_memory<T>(slot, task.samples, task.classes, problem.dim,
+                                                    gram_samples == 0, smooth);
               bind_task(m.a, problem, task, samples);
               T* const gram = gram_samples > 0 ? shared.gram : m.gram;
               const MatrixRows<T> rows{m.z, m.pitch, m.pitch};
+              const T* const mean = mean_of(problem, task);
               copy_rows(team, rows_of(problem, task), m.a.n, m.z, m.pitch);
+              if (smooth) measure_samples(team, m.z, m.a.n, m.pitch, mean, m.smoothing.graph);
               dual_start(team, m.a, m.s);
               TIM_SYNC(team);
               gram_matrix<kGramTile>(team, rows, m.a.n, m.pitch, shared.scratch, gram, m.a.ld);
               TIM_SYNC(team);
+              if (smooth)
+                smooth_gram(team, m.a, reach_of(c, m.a), mean, m.pitch, shared.scratch, gram, m.smoothing);
               DualForm<T> form{gram, team, m.a, m.s, c, shared.scratch, m.sliced};
               const int64_t iterations = adm_iterate(team, m.a, c, form, history_of(problem, task),
                                                      problem.marginal_weights + task.task);
@@ -213,11 +218,12 @@ __global__ void __launch_bounds__(kThreads, 1)
               if (problem.weights == nullptr) return;
               dual_finish(team, m.a, m.s);
               TIM_SYNC(team);
+              if (smooth) unsmooth(team, m.a, m.s, m.smoothing, shared.scratch, m.sliced);
               T* const weights = problem.weights + task.first_class * problem.dim;
-              const T* const mean = mean_of(problem, task);
               accumulate_columns(team, rows, m.a.n, problem.dim, m.s.difference, m.a.ld, task.classes,
                                  shared.scratch, m.sliced, [&](int k, int64_t column, T sum) {
-                                   weights[k * problem.dim + column] = sum + mean[column];
+                                   const T share = smooth ? m.a.shift()[k] : T(1);
+                                   weights[k * problem.dim + column] = sum + share * mean[column];
                                  });
             });
 }
@@ -254,14 +260,17 @@ template <class T>
 struct AdmPrimalMemory {
   TaskArrays<T> a;
   PrimalState<T> s;
+  RowSmoothing<T> smoothing;
   int64_t bytes;
 };
 template <class T>
-__host__ __device__ AdmPrimalMemory<T> take_adm_primal_memory(void* start, int64_t N, int K, int64_t dim) {
+__host__ __device__ AdmPrimalMemory<T> take_adm_primal_memory(void* start, int64_t N, int K, int64_t dim,
+                                                              bool smooths) {
   Arena arena(start);
   AdmPrimalMemory<T> m{};
   m.a = take_arrays<T>(arena, N, K);
   m.s = take_primal<T>(arena, N, m.a.ld, K, dim);
+  if (smooths) m.smoothing = take_row_smoothing<T>(arena, N, m.s.pitch);
   m.bytes = round_up(arena.used(), 256);
   return m;
 }
@@ -275,6 +284,7 @@ template <class T>
 __host__ __device__ PrimalShared<T> take_primal_shared(void* start) {
   Arena arena(start);
   PrimalShared<T> m{};
+  static_assert(gram_stage<kGramTile, false>() <= kPartial<T>, "smoothing has tiles of G there");
   m.partial = arena.take<T>(kPartial<T>);
   m.number = arena.take<int>(1);
   m.bytes = arena.used();
@@ -288,14 +298,27 @@ __global__ void __launch_bounds__(kThreads, 1)
   const PrimalShared<T> shared = take_primal_shared<T>(memory);
   for_tasks(problem, slots, shared.number,
             [&](Team& team, const TaskEntry& task, const TaskSamples& samples, void* slot) {
-              AdmPrimalMemory<T> m = take_adm_primal_memory<T>(slot, task.samples, task.classes, problem.dim);
+              const bool smooth = smooths(c);
+              AdmPrimalMemory<T> m =
+                  take_adm_primal_memory<T>(slot, task.samples, task.classes, problem.dim, smooth);
+              const T* const mean = mean_of(problem, task);
+              T share = 1;  // of the mean, in W
               bind_task(m.a, problem, task, samples);
-              primal_start(team, m.a, m.s, rows_of(problem, task), static_cast<const T*>(nullptr));
+              primal_start(team, m.a, m.s, rows_of(problem, task));
+              if (smooth) {
+                measure_samples(team, m.s.z, m.a.n, m.s.pitch, mean, m.smoothing.graph);
+                start_steps(team, m.s.z, m.a.n, m.s.pitch, m.smoothing);
+              }
+              TIM_SYNC(team);
+              if (smooth)
+                share = T(smooth_rows(team, m.a, reach_of(c, m.a), mean, m.s.pitch, shared.partial, m.s.z,
+                                      m.smoothing));
+              first_weights(team, m.a, m.s, mean, static_cast<const T*>(nullptr));
               AdmPrimalForm<T> form{team, m.a, m.s, c, shared.partial};
               const int64_t iterations = adm_iterate(team, m.a, c, form, history_of(problem, task),
                                                      problem.marginal_weights + task.task);
               write_results(team, m.a, problem, task, iterations);
-              primal_finish(team, m.s, problem, task);
+              primal_finish(team, m.s, problem, task, share);
             });
 }
 

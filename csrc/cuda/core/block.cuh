@@ -93,6 +93,26 @@ __device__ __forceinline__ T warp_max(T value) {
   }
   return value;
 }
+template <class T>
+__device__ __forceinline__ T warp_min(T value) {
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+    const T other = __shfl_xor_sync(kAllLanes, value, offset);
+    value = other < value ? other : value;
+  }
+  return value;
+}
+// The sum over the lanes before this one.
+__device__ __forceinline__ int warp_sum_before(int value) {
+  const int lane = int(threadIdx.x) % kLanes;
+  int sum = value;
+#pragma unroll
+  for (int offset = 1; offset < kLanes; offset *= 2) {
+    const int other = __shfl_sync(kAllLanes, sum, (lane - offset) & (kLanes - 1));
+    if (lane >= offset) sum += other;
+  }
+  return sum - value;
+}
 
 // Half a butterfly: of the N sums in v, a lane keeps those of its half (the upper if lane & offset) and adds
 // what its partner has of them. After log2(N) calls with N halved, each lane has one sum over N lanes: N - 1 shuffles

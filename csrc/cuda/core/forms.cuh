@@ -183,21 +183,25 @@ __host__ __device__ PrimalState<T> take_primal(Arena& arena, int64_t N, int64_t 
           slices_of(N) > 1 ? arena.take<T>(slices_of(N) * K * dim) : nullptr};
 }
 
-// Z, and W = the prototypes or the weights given.
+// Z; a barrier must follow before any of it is read.
 template <class T>
-__device__ void primal_start(Team& team, const TaskArrays<T>& a, const PrimalState<T>& s,
-                             const FeatureRows<T>& rows, const T* given) {
+__device__ void primal_start(const Team& team, const TaskArrays<T>& a, const PrimalState<T>& s,
+                             const FeatureRows<T>& rows) {
   copy_rows(team, rows, a.n, s.z, s.pitch);
   if (team.thread() < 2) a.moved[team.thread()] = 0;
   for (int i = team.thread(); i < a.n; i += team.threads())
     for (int k = a.K; k < round_up(a.K, 8); ++k) s.x[grouped(i, k, a.ld)] = T(0);
-  TIM_SYNC(team);
+}
+// W = the prototypes of Z, or the weights given.
+template <class T>
+__device__ void first_weights(Team& team, const TaskArrays<T>& a, const PrimalState<T>& s, const T* mean,
+                              const T* given) {
   for (int64_t j = team.thread(); j < a.K * s.pitch; j += team.threads()) {
     const int k = int(j / s.pitch);
     const int64_t c = j % s.pitch;
     T w = 0;
     if (given != nullptr) {
-      if (c < s.dim) w = given[k * s.dim + c] - rows.mean[c];
+      if (c < s.dim) w = given[k * s.dim + c] - mean[c];
     } else {
       for (int i = 0; i < a.n; ++i)
         if (a.label[i] == k) w += s.z[i * s.pitch + c];
@@ -229,15 +233,15 @@ __device__ void primal_product(Team& team, const TaskArrays<T>& a, const PrimalS
   TIM_SYNC(team);
 }
 
-// W to where the caller wants it, if he does.
+// W to where the caller wants it, if he does; share: of the mean that was subtracted from all samples.
 template <class T>
 __device__ void primal_finish(const Team& team, const PrimalState<T>& s, const Problem<T>& problem,
-                              const TaskEntry& task) {
+                              const TaskEntry& task, T share) {
   if (problem.weights == nullptr) return;
   T* const out = problem.weights + task.first_class * problem.dim;
   const T* const mean = mean_of(problem, task);
   for (int64_t j = team.thread(); j < task.classes * s.dim; j += team.threads())
-    out[j] = s.weights[j / s.dim * s.pitch + j % s.dim] + mean[j % s.dim];
+    out[j] = s.weights[j / s.dim * s.pitch + j % s.dim] + share * mean[j % s.dim];
 }
 
 // Memory and tasks of a kernel whose blocks take one task after the other, or all work on one.

@@ -96,10 +96,12 @@ __global__ void __launch_bounds__(kThreads, 1) gd_kernel(Problem<T> problem, GdW
               bind_task(m.a, problem, task, samples);
               for (int64_t j = team.thread(); j < task.classes * m.s.pitch; j += team.threads())
                 m.first[j] = m.second[j] = T(0);
-              primal_start(team, m.a, m.s, rows_of(problem, task), static_cast<const T*>(nullptr));
+              primal_start(team, m.a, m.s, rows_of(problem, task));
+              TIM_SYNC(team);
+              first_weights(team, m.a, m.s, mean_of(problem, task), static_cast<const T*>(nullptr));
               const int64_t iterations = gd_iterate(team, m, c, shared.partial, history_of(problem, task));
               write_results(team, m.a, problem, task, iterations);
-              primal_finish(team, m.s, problem, task);
+              primal_finish(team, m.s, problem, task, T(1));
             });
 }
 
@@ -114,7 +116,8 @@ __global__ void __launch_bounds__(kThreads, 1)
               GdMemory<T> m = take_gd_memory<T>(slot, task.samples, task.classes, problem.dim);
               bind_task(m.a, problem, task, samples);
               const int64_t at = task.first_class * problem.dim;
-              primal_start(team, m.a, m.s, rows_of(problem, task), problem.start + at);
+              primal_start(team, m.a, m.s, rows_of(problem, task));
+              first_weights(team, m.a, m.s, mean_of(problem, task), problem.start + at);
               gd_probabilities(team, m, c, false, m.a.moved);
               gd_class_sums(team, m.a, c.marginal_weight, c.order);
               TIM_SYNC(team);

@@ -1,6 +1,6 @@
 // The three products of TIM, by the threads of one block or of a team.
 //
-//   gram_tile           G = Z Z^T, a square tile in the registers of a block
+//   gram_tile           rows times rows, a square tile in the registers of a block: G = Z Z^T
 //   dot_rows            z_i . v_k           lanes along the features, sums over lanes
 //   accumulate_columns  sum_i x_ik z_i      lanes along the columns, warps along the samples
 //
@@ -15,18 +15,19 @@ namespace cuda {
 
 // Gram ---------------------------------------------------------------------------------------------
 //
-// 16 x 16 threads; thread (y, x) holds g[r][c] = z_(i0 + y + 16 r) . z_(j0 + x + 16 c), r, c < Tile. Per step, 16
+// 16 x 16 threads; thread (y, x) holds g[r][c] = left_(i0 + y + 16 r) . right_(j0 + x + 16 c), r, c < Tile. Per step, 16
 // features of all rows go through shared memory, transposed and in groups of four rows of a thread, so that a thread
 // reads its rows with 16-byte loads: element (feature f, row y + 16 r) at [f][r / 4][y][r % 4]. Two stages: while one
 // is multiplied, the next is on its way to registers, from where it goes to the other.
 
-constexpr int kStep = 16;  // features
+constexpr int kStep = 16;     // features
+constexpr int kGramTile = 4;  // where the tile goes to memory
 
 template <int Tile>
 __host__ __device__ constexpr int stage_row() {
   return (Tile + 3) / 4 * 64;
 }
-// Elements of shared memory for gram_tile; `Same`: the tile is on the diagonal, i0 == j0.
+// Elements of shared memory for gram_tile; `Same`: the tile is on the diagonal of G, i0 == j0.
 template <int Tile, bool Same>
 __host__ __device__ constexpr int gram_stage() {
   return 2 * (Same ? 1 : 2) * kStep * stage_row<Tile>();
@@ -81,8 +82,8 @@ struct StageFiller {
 };
 
 template <int Tile, bool Same, class T, class Rows>
-__device__ __forceinline__ void gram_tile(const Rows& rows, int n, int i0, int j0, int64_t dim, T* stage,
-                                          T (&g)[Tile][Tile]) {
+__device__ __forceinline__ void gram_tile(const Rows& left, const Rows& right, int n, int i0, int j0,
+                                          int64_t dim, T* stage, T (&g)[Tile][Tile]) {
   constexpr int groups = (Tile + 3) / 4, one = kStep * stage_row<Tile>(), both = Same ? one : 2 * one;
   const int y = int(threadIdx.x) / 16, x = int(threadIdx.x) % 16;
 #pragma unroll
@@ -90,7 +91,7 @@ __device__ __forceinline__ void gram_tile(const Rows& rows, int n, int i0, int j
 #pragma unroll
     for (int c = 0; c < Tile; ++c) g[r][c] = T(0);
 
-  StageFiller<Tile, T, Rows> upper(rows, n, i0), lower(rows, n, Same ? i0 : j0);
+  StageFiller<Tile, T, Rows> upper(left, n, i0), lower(right, n, Same ? i0 : j0);
   auto load = [&](int64_t f0) {
     upper.load(f0);
     if (!Same) lower.load(f0);
@@ -110,16 +111,16 @@ __device__ __forceinline__ void gram_tile(const Rows& rows, int n, int i0, int j
     if (more) load(f0 + kStep);
 #pragma unroll 4
     for (int f = 0; f < kStep; ++f) {
-      T left[4 * groups], right[4 * groups];
+      T of_row[4 * groups], of_column[4 * groups];
 #pragma unroll
       for (int group = 0; group < groups; ++group) {
-        load_four(a + f * stage_row<Tile>() + group * 64 + y * 4, left + 4 * group);
-        load_four(b + f * stage_row<Tile>() + group * 64 + x * 4, right + 4 * group);
+        load_four(a + f * stage_row<Tile>() + group * 64 + y * 4, of_row + 4 * group);
+        load_four(b + f * stage_row<Tile>() + group * 64 + x * 4, of_column + 4 * group);
       }
 #pragma unroll
       for (int r = 0; r < Tile; ++r)
 #pragma unroll
-        for (int c = Same ? r : 0; c < Tile; ++c) g[r][c] = g[r][c] + left[r] * right[c];
+        for (int c = Same ? r : 0; c < Tile; ++c) g[r][c] = g[r][c] + of_row[r] * of_column[c];
     }
     if (more) store(stage + (1 - side) * both);
     __syncthreads();
@@ -138,28 +139,37 @@ __device__ __forceinline__ void gram_tile(const Rows& rows, int n, int i0, int j
   }
 }
 
-// G [n][pitch], tile by tile; tiles below the diagonal are mirrored.
-template <int Tile, class T, class Rows>
-__device__ void gram_matrix(const Team& team, const Rows& rows, int n, int64_t dim, T* stage, T* gram,
-                            int64_t pitch) {
+// emit(i, j, left_i . right_j) for every i < n and j of whole tiles, 0 from j = n on; a symmetric product is computed
+// above the diagonal and mirrored.
+template <int Tile, bool Symmetric, class T, class Rows, class Emit>
+__device__ __forceinline__ void row_products(const Team& team, const Rows& left, const Rows& right, int n,
+                                             int64_t dim, T* stage, Emit emit) {
   constexpr int side = 16 * Tile;
   const int y = int(threadIdx.x) / 16, x = int(threadIdx.x) % 16;
   const int tiles = (n + side - 1) / side;
   int number = 0;
   for (int a = 0; a < tiles; ++a)
-    for (int b = a; b < tiles; ++b) {
+    for (int b = Symmetric ? a : 0; b < tiles; ++b) {
       if (number++ % team.size != team.rank) continue;
       T g[Tile][Tile];
-      gram_tile<Tile, false>(rows, n, a * side, b * side, dim, stage, g);
+      gram_tile<Tile, false>(left, right, n, a * side, b * side, dim, stage, g);
 #pragma unroll
       for (int r = 0; r < Tile; ++r)
 #pragma unroll
         for (int c = 0; c < Tile; ++c) {
           const int i = a * side + y + 16 * r, j = b * side + x + 16 * c;
-          if (i < n && j < pitch) gram[i * pitch + j] = g[r][c];
-          if (a != b && j < n && i < pitch) gram[j * pitch + i] = g[r][c];
+          if (i < n) emit(i, j, g[r][c]);
+          if (Symmetric && a != b && j < n) emit(j, i, g[r][c]);
         }
     }
+}
+// G [n][pitch].
+template <int Tile, class T, class Rows>
+__device__ void gram_matrix(const Team& team, const Rows& rows, int n, int64_t dim, T* stage, T* gram,
+                            int64_t pitch) {
+  row_products<Tile, true>(team, rows, rows, n, dim, stage, [&](int i, int j, T value) {
+    if (j < pitch) gram[i * pitch + j] = value;
+  });
 }
 
 // Rows times vectors -------------------------------------------------------------------------------

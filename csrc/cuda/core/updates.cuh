@@ -52,6 +52,8 @@ struct AdmWeights : AdmCoefficients<T> {
   int64_t iterations;
   bool decides_marginal;  // after kDecidedAfter iterations
   double beta;
+  bool smooths_by_shots;  // see smoothing_reach
+  double smoothing;
 };
 template <class T>
 struct GdWeights : GdCoefficients<T> {

@@ -1,0 +1,244 @@
+// The graph of the nearest neighbours of a task's samples, for smoothing.cuh; equations.h has the equations. c_i = z_i - mean
+// are the rows that copy_rows left.
+//
+// A warp takes a sample; what it finds depends on the samples alone. The samples of a task are in the caller's order, so
+// that of equally near ones the one with the smaller number is taken.
+#pragma once
+
+#include "cuda/core/forms.cuh"
+
+namespace tim_ext {
+namespace cuda {
+
+constexpr int kNobody = 0x7fffffff;
+constexpr int kNear = int(kMostNeighbours);
+
+// The graph, and numbers of every sample.
+template <class T>
+struct Graph {
+  int* neighbour;         // [N][kNear] the nearest, then kNobody
+  T* weight;              // [N][kNear] b_ij or 0; after weigh_edges the half of r s_ij that is due to it
+  int* source;            // [N kNear] those that have a sample among their nearest: first[i] .. last[i] - 1
+  T* source_weight;       // [N kNear] as weight
+  int64_t *first, *last;  // [N]
+  T* length;              // [N] 1 / ||c_i||
+  T* degree;              // [N] D_i^-1/2
+  T* along;               // [N] c_i . mean
+  T* square;              // [N] ||z_i||^2
+  T* crossed;             // [N] e_i = u_i (M c)_i . mean in the Gram domain; u_i on the features
+  double* share;          // [N] u_i a_i, what z'_i has of the mean
+
+  template <class F>
+  __device__ __forceinline__ void each_edge(int64_t i, F f) const {  // f(j, half of r s_ij)
+    for (int m = 0; m < kNear && neighbour[i * kNear + m] != kNobody; ++m)
+      f(neighbour[i * kNear + m], weight[i * kNear + m]);
+    for (int64_t e = first[i]; e < last[i]; ++e) f(source[e], source_weight[e]);
+  }
+};
+template <class T>
+__host__ __device__ Graph<T> take_graph(Arena& arena, int64_t N) {
+  Graph<T> g{};
+  g.neighbour = arena.take<int>(N * kNear);
+  g.weight = arena.take<T>(N * kNear);
+  g.source = arena.take<int>(N * kNear);
+  g.source_weight = arena.take<T>(N * kNear);
+  g.first = arena.take<int64_t>(N);
+  g.last = arena.take<int64_t>(N);
+  g.length = arena.take<T>(N);
+  g.degree = arena.take<T>(N);
+  g.along = arena.take<T>(N);
+  g.square = arena.take<T>(N);
+  g.crossed = arena.take<T>(N);
+  g.share = arena.take<double>(N);
+  return g;
+}
+
+// Lengths. Lanes read what they themselves have written in copy_rows: no barrier between.
+template <class T>
+__device__ void measure_samples(const Team& team, const T* z, int n, int64_t pitch, const T* mean,
+                                const Graph<T>& g) {
+  for (int64_t i = team.warp(); i < n; i += team.warps()) {
+    T own = 0, along = 0, square = 0, x[kVector<T>], m[kVector<T>];
+    for (int64_t c = lane_id() * kVector<T>; c < pitch; c += kLanes * kVector<T>) {
+      load_vector(z + i * pitch + c, x);
+      load_vector(mean + c, m);
+#pragma unroll
+      for (int j = 0; j < kVector<T>; ++j) {
+        own += x[j] * x[j];
+        along += x[j] * m[j];
+        square += (x[j] + m[j]) * (x[j] + m[j]);
+      }
+    }
+    own = warp_sum(own);
+    along = warp_sum(along);
+    square = warp_sum(square);
+    if (lane_id() == 0) {
+      g.length[i] = own > Range<T>::tiny ? T(1) / sqrt(own) : T(0);
+      g.along[i] = along;
+      g.square[i] = square;
+    }
+  }
+}
+
+// Neighbours ---------------------------------------------------------------------------------------
+
+// The k nearest found so far, the nearest first: lane m of a warp has the m-th. Only what is positive counts.
+template <class T>
+struct Nearest {
+  T value = 0;
+  int sample = kNobody;
+
+  // Takes what is nearer of samples first + 32 m + lane, m < Each, that come after those offered before.
+  template <int Each>
+  __device__ __forceinline__ void offer(T (&values)[Each], int first, int k) {
+    const int lane = lane_id();
+    const T limit = __shfl_sync(kAllLanes, value, k > 0 ? k - 1 : 0);
+    bool nearer = false;
+#pragma unroll
+    for (int m = 0; m < Each; ++m) nearer = nearer || values[m] > limit;
+    if (__any_sync(kAllLanes, nearer) == 0) return;
+    Nearest found;
+    for (int round = 0; round < k; ++round) {
+      T best = value;
+      int at = sample;
+#pragma unroll
+      for (int m = 0; m < Each; ++m)
+        if (values[m] > best) {
+          best = values[m];
+          at = first + kLanes * m + lane;
+        }
+      const T top = warp_max(best);
+      if (!(top > T(0))) break;
+      const int nearest = warp_min(best == top ? at : kNobody);
+      if (lane == round) {
+        found.value = top;
+        found.sample = nearest;
+      }
+      if (sample == nearest) value = T(0);
+#pragma unroll
+      for (int m = 0; m < Each; ++m)
+        if (first + kLanes * m + lane == nearest) values[m] = T(0);
+    }
+    *this = found;
+  }
+  // b_ij = cos^3; the values are cosines times ||c_i||.
+  __device__ __forceinline__ void write(const Graph<T>& g, int64_t i) const {
+    if (lane_id() >= kNear) return;
+    const T cosine = value * g.length[i];
+    g.neighbour[i * kNear + lane_id()] = sample;
+    g.weight[i * kNear + lane_id()] = cosine * cosine * cosine;
+  }
+};
+
+// From the rows of G [n][ld].
+template <class T>
+__device__ void neighbours_of_gram(const Team& team, const T* gram, int64_t ld, int n, int k,
+                                   const Graph<T>& g) {
+  constexpr int each = 4;
+  for (int i = team.warp(); i < n; i += team.warps()) {
+    Nearest<T> nearest;
+    for (int first = 0; first < n; first += each * kLanes) {
+      T values[each];
+#pragma unroll
+      for (int m = 0; m < each; ++m) {
+        const int j = first + kLanes * m + lane_id();
+        values[m] = j < n && j != i ? gram[i * ld + j] * g.length[j] : T(0);
+      }
+      nearest.offer(values, first, k);
+    }
+    nearest.write(g, i);
+  }
+}
+
+// From tiles of G, one after the other in shared memory: a block takes 64 samples and goes through all.
+template <class T>
+__device__ void neighbours_of_rows(const Team& team, const MatrixRows<T>& rows, int n, int k, T* stage,
+                                   const Graph<T>& g) {
+  constexpr int side = 16 * kGramTile;
+  static_assert(side == 2 * kLanes && side * side <= gram_stage<kGramTile, false>(),
+                "a tile of G in the stage");
+  const int y = int(threadIdx.x) / 16, x = int(threadIdx.x) % 16, lane = lane_id();
+  const int tiles = (n + side - 1) / side;
+  for (int a = team.rank; a < tiles; a += team.size)
+    for (int b = 0; b < tiles; ++b) {
+      T tile[kGramTile][kGramTile];
+      gram_tile<kGramTile, false>(rows, rows, n, a * side, b * side, rows.pitch, stage, tile);
+#pragma unroll
+      for (int r = 0; r < kGramTile; ++r)
+#pragma unroll
+        for (int c = 0; c < kGramTile; ++c) {
+          const int i = a * side + y + 16 * r, j = b * side + x + 16 * c;
+          stage[(y + 16 * r) * side + x + 16 * c] = j < n && i != j ? tile[r][c] * g.length[j] : T(0);
+        }
+      __syncthreads();
+      for (int r = int(threadIdx.x) / kLanes; r < side && a * side + r < n; r += kWarps) {
+        const int64_t i = a * side + r, at = i * kNear + lane;
+        Nearest<T> nearest;
+        if (b > 0 && lane < kNear) {  // as this lane has left it
+          nearest.value = g.weight[at];
+          nearest.sample = g.neighbour[at];
+        }
+        T values[2] = {stage[r * side + lane], stage[r * side + kLanes + lane]};
+        nearest.offer(values, b * side, k);
+        if (b == tiles - 1) {
+          nearest.write(g, i);
+        } else if (lane < kNear) {
+          g.weight[at] = nearest.value;
+          g.neighbour[at] = nearest.sample;
+        }
+      }
+      __syncthreads();
+    }
+}
+
+// Graph --------------------------------------------------------------------------------------------
+
+// Who has a sample among its nearest, found by looking at all: N kNear numbers per sample, far less than its N cosines
+// took. The order of the sources is by lane.
+template <class T>
+__device__ void link_neighbours(const Team& team, int n, const Graph<T>& g) {
+  const int lane = lane_id();
+  const int64_t edges = int64_t(n) * kNear;
+  for (int64_t i = team.warp(); i < n; i += team.warps()) {
+    long long before = 0;
+    int mine = 0;
+    T sum = lane < kNear ? g.weight[i * kNear + lane] : T(0);
+#pragma unroll 4
+    for (int64_t e = lane; e < edges; e += kLanes) {
+      const int j = g.neighbour[e];
+      before += j < i;
+      mine += j == i;
+    }
+    before = warp_sum(before);
+    int64_t at = before + warp_sum_before(mine);
+#pragma unroll 4
+    for (int64_t e = lane; e < edges; e += kLanes)
+      if (g.neighbour[e] == i) {
+        g.source[at] = int(e / kNear);
+        g.source_weight[at++] = g.weight[e];
+        sum += g.weight[e];
+      }
+    sum = warp_sum(sum) / 2;
+    mine = warp_sum(mine);
+    if (lane == 0) {
+      g.first[i] = before;
+      g.last[i] = before + mine;
+      g.degree[i] = T(1) / sqrt(sum > T(kLeastDegree) ? sum : T(kLeastDegree));
+    }
+  }
+}
+// From b_ij to r s_ij, whose halves are due to b_ij and b_ji.
+template <class T>
+__device__ void weigh_edges(const Team& team, int n, T reach, const Graph<T>& g) {
+  const int lane = lane_id();
+  for (int64_t i = team.warp(); i < n; i += team.warps()) {
+    const T factor = reach / 2 * g.degree[i];
+    const int64_t at = i * kNear + lane;
+    if (lane < kNear && g.neighbour[at] != kNobody) g.weight[at] *= factor * g.degree[g.neighbour[at]];
+    for (int64_t e = g.first[i] + lane; e < g.last[i]; e += kLanes)
+      g.source_weight[e] *= factor * g.degree[g.source[e]];
+  }
+}
+
+}  // namespace cuda
+}  // namespace tim_ext
