@@ -27,7 +27,12 @@ def main() -> None:
     options = parser.parse_args()
     data = load_features(options.features)
     truth = data.labels.numpy()
-    right: dict[str, list[float]] = {"nearest prototype": [], "tim-ext label": []}
+    methods = {
+        "nearest prototype": ["--method", "adm", "--iterations", "0"],
+        "robust": [],
+        "adm": ["--method", "adm"],
+    }
+    right: dict[str, list[float]] = {name: [] for name in methods}
     with tempfile.TemporaryDirectory() as folder:
         pool, support, out = (Path(folder) / name for name in ("pool.npy", "support.csv", "out.npz"))
         np.save(pool, data.features.numpy())
@@ -40,7 +45,7 @@ def main() -> None:
                 ]
             )
             support.write_text("".join(f"{row},{truth[row]}\n" for row in rows))
-            for name, more in (("nearest prototype", ["--iterations", "0"]), ("tim-ext label", [])):
+            for name, more in methods.items():
                 files = [str(pool), "--support", str(support), "--out", str(out)]
                 with redirect_stdout(StringIO()):
                     code = tim_ext(["label", *files, *more])
