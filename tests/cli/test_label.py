@@ -96,32 +96,6 @@ def test_labels_are_those_of_the_solver(files, tmp_path, capsys):
     assert written == f"written: {out}"
 
 
-def test_robust_is_the_default_in_one_process(files, tmp_path, monkeypatch, capsys):
-    out = tmp_path / "out.csv"
-    arguments = [argument for argument in files if argument not in ("--method", "adm")]
-    assert main([*arguments, "--out", str(out), "--set", "smoothing=0.4"]) == 0
-    labels, confidences = read_csv(out)
-    names, wanted = expected(tim_ext.robust, smoothing=0.4)
-    assert labels == names
-    np.testing.assert_allclose(confidences, wanted, atol=2e-5)
-    capsys.readouterr()
-    monkeypatch.setattr(labelling, "MOST_COMPARED", M - 1)
-    assert main([*arguments, "--out", str(out)]) == 2
-    said = (
-        f"--method: expected adm or gd for {M:,} rows, got robust, which compares every row with every other"
-    )
-    assert said in capsys.readouterr().err
-
-
-def test_robust_is_refused_where_processes_share_a_pool(files, tmp_path):
-    arguments = [argument for argument in files if argument not in ("--method", "adm")]
-    ended = label_in(2, [*arguments, "--out", str(tmp_path / "out.csv")])
-    assert [code for code, _, _ in ended] == [2, 2]
-    text = "--method: expected adm or gd where several processes share a pool, got robust"
-    assert any(text in error for _, _, error in ended)
-    assert not (tmp_path / "out.csv").exists()
-
-
 def solver_of(form: str) -> Callable[..., Any]:
     return lambda *task, **hyper: tim_ext.adm(*task, form=form, **hyper)
 
