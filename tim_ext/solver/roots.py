@@ -27,7 +27,9 @@ def with_roots(batch: Batch) -> Batch:
         if not takes_roots.any():
             return batch
         if takes_roots.all():
-            return batch._replace(features=_roots(features))
+            return batch._replace(
+                features=features.add(LEAST).sqrt_()
+            )  # NaN at most in rows that do not count
     chosen = takes_roots.repeat_interleave(offsets.diff(), output_size=len(batch.labels))  # [R]
     if batch.rows is None:
         return batch._replace(features=torch.where(chosen[:, None], _roots(features), features))
