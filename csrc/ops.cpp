@@ -26,7 +26,7 @@
 // Results are flat in the same order: probs [sum_t N_t K_t], weights [sum_t K_t, d], proportions [sum_t K_t], the mean
 // of p over the queries of each task. The caller passes those sizes (so that shapes never depend on data); 0 means "not
 // wanted". marginal_weights [T] are those of the last iterations: without a marginal_weight each task decides its own, and without
-// smoothing its reach.
+// smoothing its reach. With roots, a task none of whose features is negative is solved on their square roots (CPU only).
 // `status` [T, 3] says whether a task was refused: (code, position in the task, value), code 0 = fine;
 // common/status.h lists the codes.
 
@@ -39,7 +39,7 @@ STABLE_TORCH_LIBRARY(tim_ext, m) {
       "float? smoothing, float relaxation, "
       "int iterations, float tol, bool normalize, str form, "
       "SymInt probs_size, SymInt weights_rows, SymInt proportions_size, bool history, "
-      "Tensor? class_prior=None) -> "
+      "Tensor? class_prior=None, bool roots=False) -> "
       "(Tensor probs, Tensor predictions, Tensor weights, Tensor iterations, Tensor history, "
       "Tensor proportions, Tensor marginal_weights, Tensor status)");
 

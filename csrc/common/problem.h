@@ -14,6 +14,8 @@ enum class Form { automatic, dual, primal };
 
 constexpr double kGramLimit = 256e6;  // bytes of the Gram matrix that Form::automatic takes at most
 
+constexpr double kLeastRoot = 1e-6;
+
 constexpr double kNotGiven = std::numeric_limits<double>::quiet_NaN();
 
 struct AdmParams {
@@ -29,6 +31,7 @@ struct AdmParams {
   int64_t iterations = 0;
   double tol = 0;  // stop when no probability moved by more than this; 0 = never
   bool normalize = false;
+  bool roots = false;  // z <- sqrt(z + kLeastRoot) in tasks without a negative value
   Form form = Form::automatic;
 };
 

@@ -121,7 +121,7 @@ SolveResult adm_solve_operator(const Tensor& features, const std::optional<Tenso
                                const std::optional<double>& smoothing, double relaxation, int64_t iterations,
                                double tol, bool normalize, const std::string& form, int64_t probs_size,
                                int64_t weights_rows, int64_t proportions_size, bool history,
-                               const std::optional<Tensor>& class_prior) {
+                               const std::optional<Tensor>& class_prior, bool roots) {
   AdmParams p;
   p.lam = lam;
   p.alpha = alpha;
@@ -137,6 +137,7 @@ SolveResult adm_solve_operator(const Tensor& features, const std::optional<Tenso
   p.iterations = iterations;
   p.tol = tol;
   p.normalize = normalize;
+  p.roots = roots;
   p.form = form_of(form);
   Wanted wanted;
   wanted.probs_size = probs_size;

@@ -24,6 +24,8 @@ from torch.utils._pytree import tree_map_only
 
 import tim_ext
 from tim_ext.solver import native
+from tim_ext.solver.batch import Batch
+from tim_ext.solver.roots import with_roots
 
 STEPS = ("distance_softmax", "q_update", "w_update", "gd_gradient")
 
@@ -122,8 +124,12 @@ class Emulated(Backend):
         classes: Tensor,
         *,
         class_prior: Tensor | None = None,
+        roots: bool = False,
         **options: Any,
     ) -> tuple[Tensor, ...]:
+        if roots:  # on CUDA they are taken beforehand
+            batch = Batch(features, rows, labels, offsets, classes, (), (), None)
+            features, rows = with_roots(batch)[:2]
         results = solve(
             *array_and_name(features),
             None if rows is None else rows.numpy(),

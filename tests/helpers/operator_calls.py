@@ -40,7 +40,7 @@ def steps(dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 
 PRIOR = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64).repeat(3)
-ADM = {"beta": BETA, "smoothing": 0.0, "relaxation": 1.0, "form": "auto"}
+ADM = {"beta": BETA, "smoothing": 0.0, "relaxation": 1.0, "form": "auto", "roots": False}
 GD = {"entropy_order": 1.0, "lr": 1e-3, "adam_beta1": 0.9, "adam_beta2": 0.999, "eps": 1e-8}
 TERMS = {"lam": LAM, "alpha": ALPHA, "temperature": TAU, "marginal_weight": M}
 
@@ -82,7 +82,7 @@ def samples() -> dict[str, list[tuple[tuple, dict]]]:
             solve_arguments(torch.float64, rows=rows, form="primal", history=False),
             solve_arguments(torch.float16, probs_size=0, weights_rows=0, iterations=0),
             solve_arguments(class_prior=PRIOR),
-            solve_arguments(marginal_weight=None, smoothing=None, relaxation=0.5, iterations=30),
+            solve_arguments(marginal_weight=None, smoothing=None, relaxation=0.5, iterations=30, roots=True),
         ],
         "gd_solve": [
             solve_arguments(own=GD),

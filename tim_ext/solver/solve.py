@@ -187,7 +187,10 @@ def _solve(
         given["features"], given["labels"], given["index"], given["num_classes"], given["class_prior"]
     )
     native.require(batch.features.device)
-    if roots:
+    more = {}
+    if roots and batch.features.device == native.CPU:
+        more = {"roots": True}  # as with_roots, but task by task, in memory that a cache holds
+    elif roots:
         batch = with_roots(batch)
     sizes, counts = batch.sizes, batch.counts
     *flat, status = native.call(
@@ -204,6 +207,7 @@ def _solve(
         history=history,
         class_prior=batch.class_prior,
         **params.arguments(),
+        **more,
     )
     if not _is_captured(status):
         check_status(batch, status)

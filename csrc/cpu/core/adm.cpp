@@ -49,7 +49,9 @@ void solve(const Batch& batch, const AdmParams& params, const Outputs& out, cons
         if constexpr (sizeof(T) == 4)
           if (is_wide(task, params.temperature, params.normalize, worker))
             return solve_wide(task, params.iterations, mine, [&](const Batch& one, const Outputs& results) {
-              solve<double>(one, params, results, inner);
+              AdmParams wide = params;
+              wide.roots = false;  // they are taken
+              solve<double>(one, wide, results, inner);
             });
         const Kernels<T>& k = kernels<T>();
         const double reach = smoothing_reach(params, double(task.support) / double(task.classes));

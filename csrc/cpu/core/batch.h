@@ -108,10 +108,14 @@ void use_copy(Worker<T>& w, Task& task, T* copy) {
 // A task ready to solve: its rows measured, extreme ones replaced by a copy of unit length, and their mean; or refused.
 template <class T>
 bool prepare_task(const Batch& batch, int64_t t, int64_t classes_before, bool normalize, Worker<T>& w,
-                  Task& task, int64_t* status) {
+                  Task& task, int64_t* status, bool roots = false) {
   status[0] = status[1] = status[2] = 0;
   if (!arrange(batch, t, classes_before, w, task, status)) return false;
   w.scale.resize(w.rows.size());
+  if (roots) {
+    T* copy = static_cast<T*>(w.copy.at_least(task.samples() * task.dim * int64_t(sizeof(T))));
+    if (kernels<T>().root_rows(task, copy)) use_copy(w, task, copy);
+  }
   int64_t bad = 0;
   const Rows rows = kernels<T>().measure_rows(task, normalize, w.scale.data(), &bad);
   if (rows == Rows::not_finite)
@@ -233,6 +237,9 @@ void for_tasks(const Batch& batch, const Team& team, int64_t rounds, Cost cost, 
     loop();
 }
 
+inline bool takes_roots(const AdmParams& params) { return params.roots; }
+inline bool takes_roots(const GdParams&) { return false; }
+
 // Solves every task: solve(task, outputs of the task, worker, team). Refused tasks get NaN.
 template <class T, class Params, class Cost, class Solve>
 void solve_batch(const Batch& batch, const Params& params, const Outputs& out, const Team& team, Cost cost,
@@ -257,7 +264,8 @@ void solve_batch(const Batch& batch, const Params& params, const Outputs& out, c
     std::fill_n(mine.predictions, n, kPadding);
     if (mine.history) std::fill_n(mine.history, (iterations + 1) * 3, nan);
     Task task;
-    if (!prepare_task(batch, t, place.classes_before, normalize, worker, task, out.status + 3 * t)) {
+    if (!prepare_task(batch, t, place.classes_before, normalize, worker, task, out.status + 3 * t,
+                      takes_roots(params))) {
       if (mine.probs) std::fill_n(mine.probs, n * K, nan);
       if (mine.weights) std::fill_n(mine.weights, K * batch.dim, nan);
       if (mine.proportions) std::fill_n(mine.proportions, K, nan);

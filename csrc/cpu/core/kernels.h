@@ -63,6 +63,8 @@ template <class T>
 struct Kernels {
   // scale[i] = 1 / ||x_i|| (0 for a zero row), or 1 if !normalize.
   Rows (*measure_rows)(const Task&, bool normalize, T* scale, int64_t* bad);
+  // out[i, :] = sqrt(x_i + kLeastRoot); false, and out is of no use, if some x is negative.
+  bool (*root_rows)(const Task&, T* out);
   // out[i, :] = x_i / ||x_i|| without overflow; for tasks with extreme rows.
   void (*normalize_rows)(const Task&, T* out);
   // The mean of scale_i x_i [dim, padded to 64 bytes]; total [dim] is scratch.

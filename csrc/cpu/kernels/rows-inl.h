@@ -112,6 +112,35 @@ Rows measure_rows(const Task& task, bool normalize, T* scale, int64_t* bad) {
   return found;
 }
 
+// Square roots of all elements, unless one is negative. (NaN stays, and is found later.)
+template <class T>
+bool root_rows(const Task& task, T* out) {
+  constexpr int W = kWidth<T>;
+  bool negative = false;
+  with_features<T>(task, [&](auto* features) {
+    for (int64_t i = 0; i < task.samples() && !negative; ++i) {
+      auto* x = features + task.rows[i] * task.dim;
+      T* const z = out + i * task.dim;
+      Vec<T> smallest = Vec<T>{};
+      int64_t c = 0;
+      for (; c + W <= task.dim; c += W) {
+        const Vec<T> v = load_row<T>(x + c);
+        smallest = vmin(smallest, v);
+        store(z + c, v);
+      }
+      for (; c < task.dim; ++c) {
+        z[c] = load_row_tail<T>(x + c, 1)[0];
+        negative = negative || z[c] < 0;
+      }
+      negative = negative || reduce_max<T>(-smallest) > 0;
+      for (c = 0; c < task.dim; ++c)
+        z[c] = sizeof(T) == 4 ? T(__builtin_sqrtf(float(z[c] + T(kLeastRoot))))
+                              : T(__builtin_sqrt(double(z[c] + T(kLeastRoot))));
+    }
+  });
+  return !negative;
+}
+
 // Every row to unit length, however long it is; a zero row stays zero.
 template <class T>
 void normalize_rows(const Task& task, T* out) {

@@ -18,6 +18,7 @@ template <class T>
 constexpr Kernels<T> make_table() {
   Kernels<T> k{};
   k.measure_rows = measure_rows<T>;
+  k.root_rows = root_rows<T>;
   k.normalize_rows = normalize_rows<T>;
   k.mean_row = mean_row<T>;
   k.centre_rows = centre_rows<T>;
