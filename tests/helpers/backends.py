@@ -1,7 +1,8 @@
 """Where the parity tests run the operators: on the CPU, on a GPU, and on an emulated GPU (cuda_emulation).
 
-Every backend has the solvers `adm`, `robust` and `gd` and the operators `distance_softmax`, `q_update`, `w_update` and
-`gd_gradient`, with the arguments that `tim_ext` and `torch.ops.tim_ext` have, on tensors of the CPU.
+Every backend has the solvers `adm`, `robust` and `gd` and the operators `distance_softmax`, `q_update`,
+`w_update` and `gd_gradient`, with the arguments that `tim_ext` and `torch.ops.tim_ext` have, on tensors of
+the CPU.
 """
 
 from __future__ import annotations
