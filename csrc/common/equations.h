@@ -31,7 +31,8 @@ struct AdmCoefficients {
   T marginal_power;  // m / (m + beta), of sum over Q of p_ik^power in q_ik
   T relaxation;      // f of W + f (F(W) - W)
 };
-TIM_HD double marginal_power(double marginal_weight, double beta) {
+template <class N>
+TIM_HD N marginal_power(N marginal_weight, N beta) {
   return marginal_weight / (marginal_weight + beta);
 }
 template <class T>
@@ -51,14 +52,16 @@ TIM_HD AdmCoefficients<T> adm_coefficients(const AdmParams& p) {
 constexpr int64_t kDecidedAfter = 25;  // iterations
 constexpr double kUndecidedMarginal = 0.1, kLeastMarginal = 0.005;
 constexpr double kEqualDivergence = 0.05;  // that still passes for the prior, with one sample per class
-TIM_HD double decided_marginal_weight(double divergence, double shots) {
-  const double equal = kEqualDivergence / sqrt(shots);
-  const double ratio = divergence > equal ? equal / divergence : 1.0;
-  return ratio * ratio > kLeastMarginal ? ratio * ratio : kLeastMarginal;
+template <class N>
+TIM_HD N decided_marginal_weight(N divergence, N shots) {
+  const N equal = N(kEqualDivergence) / sqrt(shots);
+  const N ratio = divergence > equal ? equal / divergence : N(1);
+  return ratio * ratio > N(kLeastMarginal) ? ratio * ratio : N(kLeastMarginal);
 }
 // A term of KL(phat || prior) from phat_k and log_prior_of.
-TIM_HD double divergence_term(int64_t classes, double share, double log_prior) {
-  return share > 0 ? share * kLn2 * (log2(double(classes) * share) + log_prior) : 0.0;
+template <class N>
+TIM_HD N divergence_term(int64_t classes, N share, N log_prior) {
+  return share > N(0) ? share * N(kLn2) * (log2(N(classes) * share) + log_prior) : N(0);
 }
 
 // Smoothing over the graph of the k nearest neighbours (tim_ext/reference.py)

@@ -76,6 +76,24 @@ def assert_close(result: tim_ext.Result, truth: tim_ext.Result, dtype: torch.dty
                 assert torch.equal(part, exact), name
 
 
+def same_bits(one: tim_ext.Result, other: tim_ext.Result) -> bool:
+    return all(
+        torch.equal(a.nan_to_num(), b.nan_to_num())
+        for name, parts in tensors(one).items()
+        for a, b in zip(parts, tensors(other)[name], strict=True)
+    )
+
+
+def check(
+    backend: Backend, solver: str, task: Any, truth: tim_ext.Result, dtype: torch.dtype, **options: Any
+):
+    """Right, and the same in all schedules."""
+    first, *others = [solve(run, solver, *task, **options) for run in backend.schedules(SCHEDULES)]
+    assert_close(first, truth, dtype)
+    assert all(same_bits(first, other) for other in others)
+    return first
+
+
 def lists(tasks: list[Task], dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
     return [task.features.to(dtype) for task in tasks], [task.labels for task in tasks]
 

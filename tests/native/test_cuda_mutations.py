@@ -168,6 +168,7 @@ class SingleSchedule:
 SINGLE, DOUBLE = torch.float32, torch.float64
 THREE = (3, 2, 14, 19), (5, 1, 22, 19), (2, 3, 31, 19)  # more tasks than blocks, if there is one processor
 ONE = {"processors": 1}
+SMALL_TEAM = {"processors": 3, "shared_per_block": 49152}
 LARGE = {"device": {"processors": 3}, "iterations": 2, "history": False, "tol": 1e-3}
 CASES: dict[str, Callable[[str, int], None]] = {
     **{
@@ -191,6 +192,20 @@ CASES: dict[str, Callable[[str, int], None]] = {
     "tol": solver_case("dual", SINGLE, *THREE, device=ONE, tol=1e-2),
     "tol, primal": solver_case("primal", SINGLE, *THREE, device=ONE, tol=1e-2),
     "tol, gd": solver_case("gd", SINGLE, *THREE, device=ONE, tol=1e-2),
+    "auto": solver_case("dual", DOUBLE, (3, 2, 14, 19), marginal_weight="auto", iterations=27),
+    **{
+        f"smoothing, {solver}, {dtype}": solver_case(solver, dtype, *THREE, device=ONE, smoothing="auto")
+        for solver in ("dual", "primal")
+        for dtype in (SINGLE, DOUBLE)
+    },
+    "smoothing, G in global memory": solver_case(
+        "dual", DOUBLE, (4, 3, 130, 21), device={"processors": 1, "shared_per_block": 49152}, smoothing=0.6
+    ),
+    "smoothing, more than a tile": solver_case("primal", DOUBLE, (4, 3, 130, 21), smoothing=0.6),
+    "smoothing of a team": solver_case(
+        "dual", SINGLE, (4, 3, 150, 16), **LARGE | {"device": SMALL_TEAM}, smoothing=0.6
+    ),
+    "smoothing of a team, primal": solver_case("primal", SINGLE, (4, 3, 250, 40), **LARGE, smoothing=0.6),
     "prior": solver_case("dual", SINGLE, (4, 2, 30, 19), class_prior=(0.4, 0.1, 0.3, 0.2)),
     "dual of a team": solver_case("dual", SINGLE, (10, 1, 720, 16), **LARGE),
     "primal of a team": solver_case("primal", SINGLE, (16, 1, 2000, 80), **LARGE),

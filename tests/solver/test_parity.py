@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from helpers.backends import BACKENDS, Backend, Emulated, backends, needs_emulation
+from helpers.backends import BACKENDS, Backend, backends
 from helpers.make_tasks import Task, make_task
 from helpers.parity import (
     RESULTS,
@@ -20,8 +20,10 @@ from helpers.parity import (
     SOLVERS,
     TERMS,
     assert_close,
+    check,
     dtypes,
     lists,
+    same_bits,
     solve,
     solve_truth,
     tensors,
@@ -31,24 +33,6 @@ from torch import Tensor
 import tim_ext
 
 solvers = pytest.mark.parametrize("solver", SOLVERS)
-
-
-def same_bits(one: tim_ext.Result, other: tim_ext.Result) -> bool:
-    return all(
-        torch.equal(a.nan_to_num(), b.nan_to_num())
-        for name, parts in tensors(one).items()
-        for a, b in zip(parts, tensors(other)[name], strict=True)
-    )
-
-
-def check(
-    backend: Backend, solver: str, task: Any, truth: tim_ext.Result, dtype: torch.dtype, **options: Any
-):
-    """Right, and the same in all schedules."""
-    first, *others = [solve(run, solver, *task, **options) for run in backend.schedules(SCHEDULES)]
-    assert_close(first, truth, dtype)
-    assert all(same_bits(first, other) for other in others)
-    return first
 
 
 # Shapes --------------------------------------------------------------------------------------------
@@ -153,6 +137,16 @@ def test_beta(backend, dtype, solver):
 
 
 @backends
+@dtypes
+@pytest.mark.parametrize("solver", ["dual", "primal"])
+@pytest.mark.parametrize("reach", [0.6, "auto"])
+def test_smoothing(backend, dtype, solver, reach):
+    options = {"iterations": 4, "history": True, "smoothing": reach}
+    truth = solve_truth(solver, TASK.features, TASK.labels, **options)
+    check(backend, solver, (TASK.features.to(dtype), TASK.labels), truth, dtype, **options)
+
+
+@backends
 @solvers
 def test_tol_stops_each_task_by_itself(backend, solver):
     tasks = [make_task(seed, (3, 1, 2), 20, 12, noise=noise) for seed, noise in enumerate([0.2, 0.8, 1.2])]
@@ -224,10 +218,13 @@ def task_of(result: tim_ext.Result, t: int) -> tim_ext.Result:
     return tim_ext.Result(**parts, history=history)
 
 
+SMOOTHED = [(solver, {"smoothing": "auto"}) for solver in ("dual", "primal", "auto")]
+
+
 @backends
-@solvers
+@pytest.mark.parametrize(("solver", "more"), [(solver, {}) for solver in SOLVERS] + SMOOTHED)
 @dtypes
-def test_a_task_does_not_depend_on_its_batch(backend, solver, dtype):
+def test_a_task_does_not_depend_on_its_batch(backend, solver, dtype, more):
     shapes = [
         ((5,) * 5, 75, 1.2),
         ((1, 2), 1, 1.0),
@@ -239,7 +236,7 @@ def test_a_task_does_not_depend_on_its_batch(backend, solver, dtype):
         make_task(i, shots, queries, 24, noise=noise) for i, (shots, queries, noise) in enumerate(shapes)
     ]
     features, labels = lists(tasks, dtype)
-    options = {"iterations": 3, "history": True}
+    options = {"iterations": 3, "history": True, **more}
     batch = solve(backend, solver, features, labels, **options)
     for t, run in zip(range(len(tasks)), backend.schedules(len(tasks)), strict=False):
         assert same_bits(solve(run, solver, features[t], labels[t], **options), task_of(batch, t))
@@ -385,48 +382,3 @@ def test_a_result_that_is_not_finite(backend, solver):
     for run in backend.schedules(3):
         with pytest.raises(ValueError, match="too extreme"):
             solve(run, solver, features, TASK.labels, normalize=False, temperature=1e8, iterations=2)
-
-
-# Other devices -------------------------------------------------------------------------------------
-
-
-DEVICES = {
-    "one processor": {"processors": 1},
-    "shared memory of a T4": {"shared_per_block": 65536},
-    "shared memory of an H100": {"shared_per_block": 232448},
-    "little shared memory": {"shared_per_block": 49152, "processors": 2},
-}
-
-
-@needs_emulation
-@solvers
-@dtypes
-@pytest.mark.parametrize("device", DEVICES)
-def test_every_device_gives_the_same(solver, dtype, device):
-    """Where G lies, and how many tasks a block takes, follows from the device."""
-    tasks = [make_task(seed, (3, 1, 2, 1), 130, 21, noise=1.0) for seed in range(3)]
-    tasks += [make_task(seed, (2,) * 9, 40, 21, noise=1.0) for seed in range(3, 6)]
-    options = {"iterations": 3, "history": True}
-    truth = solve_truth(solver, *lists(tasks, torch.float64), **options)
-    check(Emulated(**DEVICES[device]), solver, lists(tasks, dtype), truth, dtype, **options)
-
-
-LARGE = {"many samples": ((3, 4, 2, 1), 8200, 70), "many classes": ((2,) * 30, 1300, 40)}
-
-
-@needs_emulation
-@dtypes
-@pytest.mark.parametrize(
-    ("solver", "shape"),
-    [(solver, shape) for solver in ("primal", "gd") for shape in LARGE] + [("dual", "many classes")],
-)
-def test_a_large_task_is_shared_by_blocks(solver, dtype, shape):
-    """By as many as the task is worth; their number changes no bit."""
-    task, options = make_task(0, *LARGE[shape], noise=1.0), {"iterations": 1}
-    truth = solve_truth(solver, task.features, task.labels, **options)
-    one, three = (
-        solve(Emulated(processors=processors), solver, task.features.to(dtype), task.labels, **options)
-        for processors in (1, 3)
-    )
-    assert_close(one, truth, dtype)
-    assert same_bits(one, three)

@@ -80,7 +80,7 @@ AdmWeights<T> weights_of(const AdmParams& params) {
   c.tol = T(params.tol);
   c.iterations = params.iterations;
   c.decides_marginal = params.decides_marginal;
-  c.beta = params.beta;
+  c.beta = T(params.beta);
   c.smooths_by_shots = params.smooths_by_shots;
   c.smoothing = params.smoothing;
   return c;

@@ -105,8 +105,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   TIM_SYNC(team);
 
   RegisterForm<Tile> form{g, team, m.a, m.s, c};
-  const int64_t iterations =
-      adm_iterate(team, m.a, c, form, history_of(problem, task), problem.marginal_weights + task.task);
+  const int64_t iterations = adm_iterate(team, m.a, c, form, problem, task);
   write_results(team, m.a, problem, task, iterations);
   if (problem.weights == nullptr) return;
   dual_finish(team, m.a, m.s);
@@ -202,24 +201,24 @@ __global__ void __launch_bounds__(kThreads, 1)
               bind_task(m.a, problem, task, samples);
               T* const gram = gram_samples > 0 ? shared.gram : m.gram;
               const MatrixRows<T> rows{m.z, m.pitch, m.pitch};
-              const T* const mean = mean_of(problem, task);
               copy_rows(team, rows_of(problem, task), m.a.n, m.z, m.pitch);
-              if (smooth) measure_samples(team, m.z, m.a.n, m.pitch, mean, m.smoothing.graph);
+              if (smooth)
+                measure_samples(team, m.z, m.a.n, m.pitch, mean_of(problem, task), m.smoothing.graph);
               dual_start(team, m.a, m.s);
               TIM_SYNC(team);
               gram_matrix<kGramTile>(team, rows, m.a.n, m.pitch, shared.scratch, gram, m.a.ld);
               TIM_SYNC(team);
               if (smooth)
-                smooth_gram(team, m.a, reach_of(c, m.a), mean, m.pitch, shared.scratch, gram, m.smoothing);
+                smooth_gram(team, m.a, c, mean_of(problem, task), m.pitch, shared.scratch, gram, m.smoothing);
               DualForm<T> form{gram, team, m.a, m.s, c, shared.scratch, m.sliced};
-              const int64_t iterations = adm_iterate(team, m.a, c, form, history_of(problem, task),
-                                                     problem.marginal_weights + task.task);
+              const int64_t iterations = adm_iterate(team, m.a, c, form, problem, task);
               write_results(team, m.a, problem, task, iterations);
               if (problem.weights == nullptr) return;
               dual_finish(team, m.a, m.s);
               TIM_SYNC(team);
               if (smooth) unsmooth(team, m.a, m.s, m.smoothing, shared.scratch, m.sliced);
               T* const weights = problem.weights + task.first_class * problem.dim;
+              const T* const mean = mean_of(problem, task);
               accumulate_columns(team, rows, m.a.n, problem.dim, m.s.difference, m.a.ld, task.classes,
                                  shared.scratch, m.sliced, [&](int k, int64_t column, T sum) {
                                    const T share = smooth ? m.a.shift()[k] : T(1);
@@ -301,24 +300,20 @@ __global__ void __launch_bounds__(kThreads, 1)
               const bool smooth = smooths(c);
               AdmPrimalMemory<T> m =
                   take_adm_primal_memory<T>(slot, task.samples, task.classes, problem.dim, smooth);
-              const T* const mean = mean_of(problem, task);
-              T share = 1;  // of the mean, in W
               bind_task(m.a, problem, task, samples);
+              T* const mean = mean_of(problem, task);
               primal_start(team, m.a, m.s, rows_of(problem, task));
               if (smooth) {
                 measure_samples(team, m.s.z, m.a.n, m.s.pitch, mean, m.smoothing.graph);
                 start_steps(team, m.s.z, m.a.n, m.s.pitch, m.smoothing);
               }
               TIM_SYNC(team);
-              if (smooth)
-                share = T(smooth_rows(team, m.a, reach_of(c, m.a), mean, m.s.pitch, shared.partial, m.s.z,
-                                      m.smoothing));
+              if (smooth) smooth_rows(team, m.a, c, mean, m.s.pitch, shared.partial, m.s.z, m.smoothing);
               first_weights(team, m.a, m.s, mean, static_cast<const T*>(nullptr));
               AdmPrimalForm<T> form{team, m.a, m.s, c, shared.partial};
-              const int64_t iterations = adm_iterate(team, m.a, c, form, history_of(problem, task),
-                                                     problem.marginal_weights + task.task);
+              const int64_t iterations = adm_iterate(team, m.a, c, form, problem, task);
               write_results(team, m.a, problem, task, iterations);
-              primal_finish(team, m.s, problem, task, share);
+              primal_finish(team, m.s, problem, task);
             });
 }
 

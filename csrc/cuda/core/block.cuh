@@ -102,16 +102,16 @@ __device__ __forceinline__ T warp_min(T value) {
   }
   return value;
 }
-// The sum over the lanes before this one.
-__device__ __forceinline__ int warp_sum_before(int value) {
-  const int lane = int(threadIdx.x) % kLanes;
-  int sum = value;
+// The sum over the lanes before this one; value becomes that over all.
+__device__ __forceinline__ int warp_sum_before(int& value) {
+  int before = 0;
 #pragma unroll
   for (int offset = 1; offset < kLanes; offset *= 2) {
-    const int other = __shfl_sync(kAllLanes, sum, (lane - offset) & (kLanes - 1));
-    if (lane >= offset) sum += other;
+    const int other = __shfl_xor_sync(kAllLanes, value, offset);
+    if (lane_id() & offset) before += other;
+    value += other;
   }
-  return sum - value;
+  return before;
 }
 
 // Half a butterfly: of the N sums in v, a lane keeps those of its half (the upper if lane & offset) and adds

@@ -39,8 +39,8 @@ __device__ void bind_task(TaskArrays<T>& a, const Problem<T>& problem, const Tas
 
 // TIM-ADM; returns the number of updates made. p then belongs to the last W.
 template <class T, class Form>
-__device__ int64_t adm_iterate(Team& team, const TaskArrays<T>& a, AdmWeights<T> c, Form& form, T* history,
-                               T* marginal_weight) {
+__device__ int64_t adm_iterate(Team& team, const TaskArrays<T>& a, AdmWeights<T> c, Form& form,
+                               const Problem<T>& problem, const TaskEntry& task) {
   const int64_t planned = a.queries() > 0 ? c.iterations : 0;
   for (int64_t t = 0;; ++t) {
     const bool compare = c.tol > 0 && t > 0;
@@ -49,7 +49,7 @@ __device__ int64_t adm_iterate(Team& team, const TaskArrays<T>& a, AdmWeights<T>
     TIM_SYNC(team);
     const bool decided = !c.decides_marginal || t > kDecidedAfter;
     const bool stop = t == planned || (compare && decided && a.moved[t % 2] == 0);
-    if (stop && history == nullptr) return t;
+    if (stop && problem.history == nullptr) return t;
     if (team.thread() == 0) a.moved[(t + 1) % 2] = 0;
     if (c.decides_marginal && !stop && t == kDecidedAfter) {
       for (int k = team.warp(); k < a.K; k += team.warps()) {
@@ -57,14 +57,15 @@ __device__ int64_t adm_iterate(Team& team, const TaskArrays<T>& a, AdmWeights<T>
         if (lane_id() == 0) a.query_p()[k] = sum;
       }
       TIM_SYNC(team);
-      const double m = decide_marginal(a);
-      c.marginal_power = T(marginal_power(m, c.beta));
-      if (team.thread() == 0) *marginal_weight = T(m);
+      const T m = decide_marginal(a);
+      c.marginal_power = marginal_power(m, c.beta);
+      if (team.thread() == 0) problem.marginal_weights[task.task] = m;
       TIM_SYNC(team);  // adm_class_sums writes query_p anew
     }
     adm_class_sums(team, a, c);
     TIM_SYNC(team);
-    if (history != nullptr && team.warp() == 0) write_terms(a, T(1), history + 3 * t);
+    if (problem.history != nullptr && team.warp() == 0)
+      write_terms(a, T(1), history_of(problem, task) + 3 * t);
     if (stop) return t;
     adm_target_rows(team, a, c);
     TIM_SYNC(team);
@@ -233,15 +234,15 @@ __device__ void primal_product(Team& team, const TaskArrays<T>& a, const PrimalS
   TIM_SYNC(team);
 }
 
-// W to where the caller wants it, if he does; share: of the mean that was subtracted from all samples.
+// W to where the caller wants it, if he does.
 template <class T>
 __device__ void primal_finish(const Team& team, const PrimalState<T>& s, const Problem<T>& problem,
-                              const TaskEntry& task, T share) {
+                              const TaskEntry& task) {
   if (problem.weights == nullptr) return;
   T* const out = problem.weights + task.first_class * problem.dim;
   const T* const mean = mean_of(problem, task);
   for (int64_t j = team.thread(); j < task.classes * s.dim; j += team.threads())
-    out[j] = s.weights[j / s.dim * s.pitch + j % s.dim] + share * mean[j % s.dim];
+    out[j] = s.weights[j / s.dim * s.pitch + j % s.dim] + mean[j % s.dim];
 }
 
 // Memory and tasks of a kernel whose blocks take one task after the other, or all work on one.
@@ -259,9 +260,10 @@ __device__ void for_tasks(const Problem<T>& problem, const Slots& slots, int* sh
   const bool teamed = slots.arrived != nullptr;
   Team team{teamed ? int(blockIdx.x) : 0, teamed ? int(gridDim.x) : 1, slots.arrived, 0};
   unsigned char* const memory = teamed ? slots.memory : slots.memory + blockIdx.x * slots.bytes;
-  for (int turn = 0;; ++turn) {  // one call of solve, so that a team runs the very code that a block runs
+  if (threadIdx.x == 0) *shared_number = -1;
+  for (;;) {  // one call of solve, so that a team runs the very code that a block runs
     if (threadIdx.x == 0) {
-      *shared_number = teamed ? turn : int(atomicAdd(slots.next, 1u));
+      *shared_number = teamed ? *shared_number + 1 : int(atomicAdd(slots.next, 1u));
       if (!teamed) permit(memory, slots.bytes);
     }
     __syncthreads();

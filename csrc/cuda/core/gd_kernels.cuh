@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kThreads, 1) gd_kernel(Problem<T> problem, GdW
               first_weights(team, m.a, m.s, mean_of(problem, task), static_cast<const T*>(nullptr));
               const int64_t iterations = gd_iterate(team, m, c, shared.partial, history_of(problem, task));
               write_results(team, m.a, problem, task, iterations);
-              primal_finish(team, m.s, problem, task, T(1));
+              primal_finish(team, m.s, problem, task);
             });
 }
 

@@ -13,42 +13,43 @@ namespace cuda {
 constexpr int kNobody = 0x7fffffff;
 constexpr int kNear = int(kMostNeighbours);
 
-// The graph, and numbers of every sample.
+// The graph, and numbers of every sample; few pointers, as registers are short.
 template <class T>
 struct Graph {
-  int* neighbour;         // [N][kNear] the nearest, then kNobody
-  T* weight;              // [N][kNear] b_ij or 0; after weigh_edges the half of r s_ij that is due to it
-  int* source;            // [N kNear] those that have a sample among their nearest: first[i] .. last[i] - 1
-  T* source_weight;       // [N kNear] as weight
-  int64_t *first, *last;  // [N]
-  T* length;              // [N] 1 / ||c_i||
-  T* degree;              // [N] D_i^-1/2
-  T* along;               // [N] c_i . mean
-  T* square;              // [N] ||z_i||^2
-  T* crossed;             // [N] e_i = u_i (M c)_i . mean in the Gram domain; u_i on the features
-  double* share;          // [N] u_i a_i, what z'_i has of the mean
+  int* indices;    // two arrays [N][kNear]
+  T* weights;      // two arrays [N][kNear]
+  int64_t* first;  // [N + 1] of the sources of a sample
+  T* numbers;      // five arrays [N]
+  double* share;   // [N] u_i a_i, what z'_i has of the mean
+  int64_t indices_stride, weights_stride, numbers_stride;
+
+  // The nearest of a sample, [N][kNear], then kNobody; b_ij or 0, after weigh_edges the half of r s_ij due to it.
+  __device__ int* neighbour() const { return indices; }
+  __device__ T* weight() const { return weights; }
+  // Those that have sample i among their nearest, at first[i] .. first[i + 1] - 1, and the same of them.
+  __device__ int* source() const { return indices + indices_stride; }
+  __device__ T* source_weight() const { return weights + weights_stride; }
+  __device__ T* length() const { return numbers; }                       // 1 / ||c_i||
+  __device__ T* degree() const { return numbers + numbers_stride; }      // D_i^-1/2
+  __device__ T* along() const { return numbers + 2 * numbers_stride; }   // c_i . mean
+  __device__ T* square() const { return numbers + 3 * numbers_stride; }  // ||z_i||^2
+  // e_i = u_i (M c)_i . mean in the Gram domain; u_i on the features
+  __device__ T* crossed() const { return numbers + 4 * numbers_stride; }
 
   template <class F>
   __device__ __forceinline__ void each_edge(int64_t i, F f) const {  // f(j, half of r s_ij)
-    for (int m = 0; m < kNear && neighbour[i * kNear + m] != kNobody; ++m)
-      f(neighbour[i * kNear + m], weight[i * kNear + m]);
-    for (int64_t e = first[i]; e < last[i]; ++e) f(source[e], source_weight[e]);
+    for (int m = 0; m < kNear && neighbour()[i * kNear + m] != kNobody; ++m)
+      f(neighbour()[i * kNear + m], weight()[i * kNear + m]);
+    for (int64_t e = first[i]; e < first[i + 1]; ++e) f(source()[e], source_weight()[e]);
   }
 };
 template <class T>
 __host__ __device__ Graph<T> take_graph(Arena& arena, int64_t N) {
   Graph<T> g{};
-  g.neighbour = arena.take<int>(N * kNear);
-  g.weight = arena.take<T>(N * kNear);
-  g.source = arena.take<int>(N * kNear);
-  g.source_weight = arena.take<T>(N * kNear);
-  g.first = arena.take<int64_t>(N);
-  g.last = arena.take<int64_t>(N);
-  g.length = arena.take<T>(N);
-  g.degree = arena.take<T>(N);
-  g.along = arena.take<T>(N);
-  g.square = arena.take<T>(N);
-  g.crossed = arena.take<T>(N);
+  g.indices = arena.take_equal<int>(2, N * kNear, &g.indices_stride);
+  g.weights = arena.take_equal<T>(2, N * kNear, &g.weights_stride);
+  g.first = arena.take<int64_t>(N + 1);
+  g.numbers = arena.take_equal<T>(5, N, &g.numbers_stride);
   g.share = arena.take<double>(N);
   return g;
 }
@@ -73,9 +74,9 @@ __device__ void measure_samples(const Team& team, const T* z, int n, int64_t pit
     along = warp_sum(along);
     square = warp_sum(square);
     if (lane_id() == 0) {
-      g.length[i] = own > Range<T>::tiny ? T(1) / sqrt(own) : T(0);
-      g.along[i] = along;
-      g.square[i] = square;
+      g.length()[i] = own > Range<T>::tiny ? T(1) / sqrt(own) : T(0);
+      g.along()[i] = along;
+      g.square()[i] = square;
     }
   }
 }
@@ -124,9 +125,9 @@ struct Nearest {
   // b_ij = cos^3; the values are cosines times ||c_i||.
   __device__ __forceinline__ void write(const Graph<T>& g, int64_t i) const {
     if (lane_id() >= kNear) return;
-    const T cosine = value * g.length[i];
-    g.neighbour[i * kNear + lane_id()] = sample;
-    g.weight[i * kNear + lane_id()] = cosine * cosine * cosine;
+    const T cosine = value * g.length()[i];
+    g.neighbour()[i * kNear + lane_id()] = sample;
+    g.weight()[i * kNear + lane_id()] = cosine * cosine * cosine;
   }
 };
 
@@ -142,7 +143,7 @@ __device__ void neighbours_of_gram(const Team& team, const T* gram, int64_t ld, 
 #pragma unroll
       for (int m = 0; m < each; ++m) {
         const int j = first + kLanes * m + lane_id();
-        values[m] = j < n && j != i ? gram[i * ld + j] * g.length[j] : T(0);
+        values[m] = j < n && j != i ? gram[i * ld + j] * g.length()[j] : T(0);
       }
       nearest.offer(values, first, k);
     }
@@ -168,23 +169,23 @@ __device__ void neighbours_of_rows(const Team& team, const MatrixRows<T>& rows, 
 #pragma unroll
         for (int c = 0; c < kGramTile; ++c) {
           const int i = a * side + y + 16 * r, j = b * side + x + 16 * c;
-          stage[(y + 16 * r) * side + x + 16 * c] = j < n && i != j ? tile[r][c] * g.length[j] : T(0);
+          stage[(y + 16 * r) * side + x + 16 * c] = j < n && i != j ? tile[r][c] * g.length()[j] : T(0);
         }
       __syncthreads();
       for (int r = int(threadIdx.x) / kLanes; r < side && a * side + r < n; r += kWarps) {
         const int64_t i = a * side + r, at = i * kNear + lane;
         Nearest<T> nearest;
         if (b > 0 && lane < kNear) {  // as this lane has left it
-          nearest.value = g.weight[at];
-          nearest.sample = g.neighbour[at];
+          nearest.value = g.weight()[at];
+          nearest.sample = g.neighbour()[at];
         }
         T values[2] = {stage[r * side + lane], stage[r * side + kLanes + lane]};
         nearest.offer(values, b * side, k);
         if (b == tiles - 1) {
           nearest.write(g, i);
         } else if (lane < kNear) {
-          g.weight[at] = nearest.value;
-          g.neighbour[at] = nearest.sample;
+          g.weight()[at] = nearest.value;
+          g.neighbour()[at] = nearest.sample;
         }
       }
       __syncthreads();
@@ -202,28 +203,27 @@ __device__ void link_neighbours(const Team& team, int n, const Graph<T>& g) {
   for (int64_t i = team.warp(); i < n; i += team.warps()) {
     long long before = 0;
     int mine = 0;
-    T sum = lane < kNear ? g.weight[i * kNear + lane] : T(0);
+    T sum = lane < kNear ? g.weight()[i * kNear + lane] : T(0);
 #pragma unroll 4
     for (int64_t e = lane; e < edges; e += kLanes) {
-      const int j = g.neighbour[e];
+      const int j = g.neighbour()[e];
       before += j < i;
       mine += j == i;
     }
     before = warp_sum(before);
     int64_t at = before + warp_sum_before(mine);
-#pragma unroll 4
+#pragma unroll 1
     for (int64_t e = lane; e < edges; e += kLanes)
-      if (g.neighbour[e] == i) {
-        g.source[at] = int(e / kNear);
-        g.source_weight[at++] = g.weight[e];
-        sum += g.weight[e];
+      if (g.neighbour()[e] == i) {
+        g.source()[at] = int(e / kNear);
+        g.source_weight()[at++] = g.weight()[e];
+        sum += g.weight()[e];
       }
     sum = warp_sum(sum) / 2;
-    mine = warp_sum(mine);
     if (lane == 0) {
       g.first[i] = before;
-      g.last[i] = before + mine;
-      g.degree[i] = T(1) / sqrt(sum > T(kLeastDegree) ? sum : T(kLeastDegree));
+      if (i == n - 1) g.first[n] = before + mine;
+      g.degree()[i] = T(1) / sqrt(sum > T(kLeastDegree) ? sum : T(kLeastDegree));
     }
   }
 }
@@ -232,11 +232,12 @@ template <class T>
 __device__ void weigh_edges(const Team& team, int n, T reach, const Graph<T>& g) {
   const int lane = lane_id();
   for (int64_t i = team.warp(); i < n; i += team.warps()) {
-    const T factor = reach / 2 * g.degree[i];
+    const T factor = reach / 2 * g.degree()[i];
     const int64_t at = i * kNear + lane;
-    if (lane < kNear && g.neighbour[at] != kNobody) g.weight[at] *= factor * g.degree[g.neighbour[at]];
-    for (int64_t e = g.first[i] + lane; e < g.last[i]; e += kLanes)
-      g.source_weight[e] *= factor * g.degree[g.source[e]];
+    if (lane < kNear && g.neighbour()[at] != kNobody)
+      g.weight()[at] *= factor * g.degree()[g.neighbour()[at]];
+    for (int64_t e = g.first[i] + lane; e < g.first[i + 1]; e += kLanes)
+      g.source_weight()[e] *= factor * g.degree()[g.source()[e]];
   }
 }
 

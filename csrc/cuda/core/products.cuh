@@ -244,7 +244,9 @@ struct GroupedWeights {
 template <class T>
 constexpr int kPartial = kWarps * kClassTile * kLanes * kVector<T>;  // elements of shared memory
 
-constexpr int kAhead = 4;  // rows that a warp has under way, to cover the latency of L2
+// Rows that a warp has under way, to cover the latency of L2: as many as registers hold.
+template <class T>
+constexpr int kAhead = sizeof(T) == 4 ? 4 : 2;
 
 // Samples in one slice of a sum: slices of large tasks go to different blocks of the team.
 constexpr int kSlice = 1024, kMaxSlices = 64;
@@ -282,15 +284,15 @@ __device__ __forceinline__ void accumulate_columns_by(Team& team, const Rows& ro
       for (int k = 0; k < Classes; k += 4) weights.load(i, k0 + k, w + k);
     };
     int i = begin + warp;
-    for (; i + (kAhead - 1) * kWarps < end; i += kAhead * kWarps) {
-      T z[kAhead][kVector<T>], w[kAhead][Classes];
+    for (; i + (kAhead<T> - 1) * kWarps < end; i += kAhead<T> * kWarps) {
+      T z[kAhead<T>][kVector<T>], w[kAhead<T>][Classes];
 #pragma unroll
-      for (int u = 0; u < kAhead; ++u) {
+      for (int u = 0; u < kAhead<T>; ++u) {
         rows.load(i + u * kWarps, c, z[u]);
         weights_of(i + u * kWarps, w[u]);
       }
 #pragma unroll
-      for (int u = 0; u < kAhead; ++u) add(z[u], w[u]);
+      for (int u = 0; u < kAhead<T>; ++u) add(z[u], w[u]);
     }
     for (; i < end; i += kWarps) {
       T z[kVector<T>], w[Classes];

@@ -14,6 +14,7 @@ namespace cuda {
 template <class T>
 __device__ double mean_square(const T* mean, int64_t pitch) {
   double square = 0;
+#pragma unroll 1  // what an unrolled loop keeps in registers, the iterations lack
   for (int64_t c = lane_id(); c < pitch; c += kLanes) square += double(mean[c]) * double(mean[c]);
   return warp_sum(square);
 }
@@ -21,6 +22,7 @@ __device__ double mean_square(const T* mean, int64_t pitch) {
 template <class T>
 __device__ double mean_share(const Graph<T>& g, int n) {
   double sum = 0;
+#pragma unroll 1
   for (int i = lane_id(); i < n; i += kLanes) sum += g.share[i];
   return warp_sum(sum) / n;
 }
@@ -70,9 +72,10 @@ __device__ void fill_matrix(const Team& team, int n, int64_t ld, const GramSmoot
     __syncwarp();
     if (i >= n) continue;
     const int64_t at = i * kNear + lane;
-    if (lane < kNear && g.neighbour[at] != kNobody) row[g.neighbour[at]] = -g.weight[at];
+    if (lane < kNear && g.neighbour()[at] != kNobody) row[g.neighbour()[at]] = -g.weight()[at];
     __syncwarp();
-    for (int64_t e = g.first[i] + lane; e < g.last[i]; e += kLanes) row[g.source[e]] -= g.source_weight[e];
+    for (int64_t e = g.first[i] + lane; e < g.first[i + 1]; e += kLanes)
+      row[g.source()[e]] -= g.source_weight()[e];
   }
 }
 
@@ -162,30 +165,32 @@ __device__ void scale_inverse(const Team& team, int n, int64_t ld, const T* mean
   for (int64_t i = team.warp(); i < n; i += team.warps()) {
     T *const m = s.inverse + i * ld, *const mg = s.product + i * ld;
     T sum = 0, along = 0, own = 0;  // a_i, (M c)_i . mean, (M G M)_ii
+#pragma unroll 1
     for (int j = lane_id(); j < n; j += kLanes) {
       sum += m[j];
-      along += m[j] * g.along[j];
+      along += m[j] * g.along()[j];
       own += m[j] * mg[j];
     }
     sum = warp_sum(sum);
     along = warp_sum(along);
     own = warp_sum(own);
-    const double unit = unit_of(double(g.square[i]), double(own), double(sum), double(along), square);
+    const double unit = unit_of(double(g.square()[i]), double(own), double(sum), double(along), square);
+#pragma unroll 1
     for (int j = lane_id(); j < n; j += kLanes) {
       m[j] *= T(unit);
       mg[j] *= T(unit);
     }
     if (lane_id() == 0) {
       g.share[i] = unit * double(sum);
-      g.crossed[i] = T(unit * double(along));
+      g.crossed()[i] = T(unit * double(along));
     }
   }
 }
 
 // G' in place of G [n][ld]:  G'_ij = u_i u_j (M G M)_ij + f_i e_j + e_i f_j + f_i f_j ||mean||^2,  f_i = u_i a_i - (their mean)
 template <class T>
-__device__ void smooth_gram(Team& team, const TaskArrays<T>& a, double reach, const T* mean, int64_t pitch,
-                            T* stage, T* gram, const GramSmoothing<T>& s) {
+__device__ void smooth_gram(Team& team, const TaskArrays<T>& a, const AdmWeights<T>& c, const T* mean,
+                            int64_t pitch, T* stage, T* gram, const GramSmoothing<T>& s) {
   const Graph<T>& g = s.graph;
   const int n = a.n;
   const int64_t ld = a.ld, columns = round_up(n, kVector<T>);
@@ -195,7 +200,7 @@ __device__ void smooth_gram(Team& team, const TaskArrays<T>& a, double reach, co
   TIM_SYNC(team);
   link_neighbours(team, n, g);
   TIM_SYNC(team);
-  weigh_edges(team, n, T(reach), g);
+  weigh_edges(team, n, T(reach_of(c, a)), g);
   fill_matrix(team, n, ld, s);
   TIM_SYNC(team);
   invert_matrix(team, n, ld, s);
@@ -211,7 +216,7 @@ __device__ void smooth_gram(Team& team, const TaskArrays<T>& a, double reach, co
     if (j >= ld) return;
     if (j < n) {
       const T fi = T(g.share[i] - share), fj = T(g.share[j] - share);
-      value += g.crossed[i] * fj + fi * (g.crossed[j] + fj * square);
+      value += g.crossed()[i] * fj + fi * (g.crossed()[j] + fj * square);
     }
     gram[i * ld + j] = value;
   });
@@ -225,6 +230,7 @@ __device__ void unsmooth(Team& team, const TaskArrays<T>& a, const DualState<T>&
   const double share = mean_share(s.graph, a.n);
   for (int k = team.warp(); k < a.K; k += team.warps()) {
     T sum = 0;
+#pragma unroll 1
     for (int i = lane_id(); i < a.n; i += kLanes)
       sum += d.difference[grouped(i, k, a.ld)] * T(s.graph.share[i] - share);
     sum = warp_sum(sum);
@@ -301,16 +307,17 @@ __device__ void chebyshev_step(const Team& team, const T* z, int n, int64_t pitc
   }
 }
 
-// z [n][pitch] <- z'_i - share mean; returns share.
+// z [n][pitch] <- z'_i - mean', mean <- mean' = share mean, share = mean_share. A barrier must follow.
 template <class T>
-__device__ double smooth_rows(Team& team, const TaskArrays<T>& a, double reach, const T* mean, int64_t pitch,
-                              T* stage, T* z, const RowSmoothing<T>& s) {
+__device__ void smooth_rows(Team& team, const TaskArrays<T>& a, const AdmWeights<T>& c, T* mean,
+                            int64_t pitch, T* stage, T* z, const RowSmoothing<T>& s) {
   const Graph<T>& g = s.graph;
   const int n = a.n;
   neighbours_of_rows(team, MatrixRows<T>{z, pitch, pitch}, n, int(neighbours_of(n, a.K)), stage, g);
   TIM_SYNC(team);
   link_neighbours(team, n, g);
   TIM_SYNC(team);
+  const double reach = reach_of(c, a);
   weigh_edges(team, n, T(reach), g);
   TIM_SYNC(team);
   const int64_t steps = chebyshev_steps<T>(reach);
@@ -327,6 +334,7 @@ __device__ double smooth_rows(Team& team, const TaskArrays<T>& a, double reach, 
   const double square = mean_square(mean, pitch);
   for (int64_t i = team.warp(); i < n; i += team.warps()) {
     T own = 0, along = 0;
+#pragma unroll 1
     for (int64_t c = lane_id(); c < pitch; c += kLanes) {
       own += y[i * pitch + c] * y[i * pitch + c];
       along += y[i * pitch + c] * mean[c];
@@ -334,21 +342,22 @@ __device__ double smooth_rows(Team& team, const TaskArrays<T>& a, double reach, 
     own = warp_sum(own);
     along = warp_sum(along);
     const double sum = double(sums[i]);
-    const double unit = unit_of(double(g.square[i]), double(own), sum, double(along), square);
+    const double unit = unit_of(double(g.square()[i]), double(own), sum, double(along), square);
     if (lane_id() == 0) {
       g.share[i] = unit * sum;
-      g.crossed[i] = T(unit);
+      g.crossed()[i] = T(unit);
     }
   }
   TIM_SYNC(team);
   const double share = mean_share(g, n);
   for (int64_t i = team.warp(); i < n; i += team.warps()) {
-    const T unit = g.crossed[i], rest = T(g.share[i] - share);
+    const T unit = g.crossed()[i], rest = T(g.share[i] - share);
+#pragma unroll 1
     for (int64_t c = lane_id(); c < pitch; c += kLanes)
       z[i * pitch + c] = y[i * pitch + c] * unit + mean[c] * rest;
   }
   TIM_SYNC(team);
-  return share;
+  for (int64_t c = team.thread(); c < pitch; c += team.threads()) mean[c] *= T(share);
 }
 
 }  // namespace cuda

@@ -51,7 +51,7 @@ struct AdmWeights : AdmCoefficients<T> {
   T tol;
   int64_t iterations;
   bool decides_marginal;  // after kDecidedAfter iterations
-  double beta;
+  T beta;
   bool smooths_by_shots;  // see smoothing_reach
   double smoothing;
 };
@@ -139,11 +139,11 @@ __device__ __forceinline__ T query_sum(const TaskArrays<T>& a, int k) {
 }
 // m of a task that decides it; a thread alone, from query_p.
 template <class T>
-__device__ double decide_marginal(const TaskArrays<T>& a) {
-  double divergence = 0;
+__device__ T decide_marginal(const TaskArrays<T>& a) {
+  T divergence = 0;
   for (int k = 0; k < a.K; ++k)
-    divergence += divergence_term(a.K, double(a.query_p()[k]) / a.queries(), double(a.log_prior(k)));
-  return decided_marginal_weight(divergence, double(a.support) / a.K);
+    divergence += divergence_term(a.K, a.query_p()[k] / T(a.queries()), a.log_prior(k));
+  return decided_marginal_weight(divergence, T(a.support) / T(a.K));
 }
 
 // q_ik = softmax_k(power log p_ik - factor_k) on queries, y_ik on support samples.
