@@ -162,6 +162,7 @@ __device__ void neighbours_of_rows(const Team& team, const MatrixRows<T>& rows, 
   const int tiles = (n + side - 1) / side;
   for (int a = team.rank; a < tiles; a += team.size)
     for (int b = 0; b < tiles; ++b) {
+      if (a != team.rank || b > 0) __syncthreads();  // the tile before has been read
       T tile[kGramTile][kGramTile];
       gram_tile<kGramTile, false>(rows, rows, n, a * side, b * side, rows.pitch, stage, tile);
 #pragma unroll
@@ -188,7 +189,6 @@ __device__ void neighbours_of_rows(const Team& team, const MatrixRows<T>& rows, 
           g.neighbour()[at] = nearest.sample;
         }
       }
-      __syncthreads();
     }
 }
 
