@@ -22,7 +22,7 @@ SOLVERS = {
 }
 REFERENCES = {"reference adm": reference.adm, "reference gd": partial(reference.gd, iterations=30)}
 ROBUST = {
-    "robust, dual": partial(tim_ext.robust, form="dual"),
+    "robust": tim_ext.robust,
     "robust, primal": partial(tim_ext.robust, form="primal"),
 }
 solvers = pytest.mark.parametrize("solve", [*SOLVERS.values(), *ROBUST.values()], ids=[*SOLVERS, *ROBUST])

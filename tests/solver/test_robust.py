@@ -95,7 +95,7 @@ def test_smoothing_is_that_of_the_reference(backend, problem):
             torch.testing.assert_close(getattr(result, name), getattr(expected, name), rtol=0, atol=1e-8)
 
 
-SHAPES = [(1, 3, 4), (5, 1, 640), (2, 40, 16), (20, 15, 30), (7, 300, 33)]  # classes, queries of each, d
+SHAPES = [(1, 3, 4), (5, 1, 640), (2, 40, 16), (20, 15, 30), (7, 90, 33)]  # classes, queries of each, d
 
 
 @pytest.mark.parametrize(("classes", "queries", "d"), SHAPES)
