@@ -5,15 +5,20 @@ TIM-ADM told the true proportions (oracle), and `tim_ext.robust`, all with their
 setting, accuracies as means over the files and the paired difference of `robust` with its 95 % interval: to
 TIM-ADM where classes are balanced, to the oracle where they are not; and the least difference to the nearest
 prototype among the files. --many: tasks of the settings with 20 classes.
+
+`--time`, without files: `adm` and `robust` take turns on 200 tasks (5-way 5-shot, 75 queries, d = 640), on
+one of them, and on a pool of 8,000 x 1280 with 102 classes; medians.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import tim_ext
 from tim_ext import tasks
@@ -76,15 +81,43 @@ def line(name: str, found: dict[str, dict[str, Any]], than: str) -> None:
     print(f"| {name} | {columns} | {gain} | {least[0]:+.1f} ({least[1]}) |", flush=True)
 
 
+def made_task(rows: int, dim: int, classes: int, seed: int = 0) -> tuple[Any, Any]:
+    """Five labelled samples of each class."""
+    draw = torch.Generator().manual_seed(seed)
+    truth = torch.arange(rows) % classes
+    features = torch.randn(classes, dim, generator=draw)[truth] + 2 * torch.randn(rows, dim, generator=draw)
+    return features, torch.where(torch.arange(rows) < 5 * classes, truth, -1)
+
+
+def time_solvers() -> None:
+    small = [made_task(100, 640, 5, seed) for seed in range(200)]
+    batch = torch.stack([z for z, _ in small]), torch.stack([y for _, y in small])
+    pool = made_task(8000, 1280, 102)
+    for name, task, turns in (("200 tasks", batch, 15), ("one task", small[0], 200), ("pool", pool, 3)):
+        seconds: dict[str, list[float]] = {"adm": [], "robust": []}
+        for _ in range(turns):
+            for solver, taken in seconds.items():
+                start = time.perf_counter()
+                getattr(tim_ext, solver)(*task)
+                taken.append(time.perf_counter() - start)
+        adm, robust = (1e3 * float(np.median(taken)) for taken in seconds.values())
+        print(f"{name}: adm {adm:.3f} ms, robust {robust:.3f} ms, {robust / adm:.2f} x", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    parser.add_argument("files", type=Path, nargs="*", metavar="FILE")
+    parser.add_argument("--time", action="store_true")
     parser.add_argument("--tasks", type=int, default=500)
     parser.add_argument("--many", type=int, default=50, help="tasks of 20 classes")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    if options.time:
+        return time_solvers()
+    if not options.files:
+        parser.error("expected files of features, or --time")
     pools = {path.stem.split("_")[0]: tim_ext.load_features(path) for path in options.files}
     print(f"| setting | {' | '.join(NAMES)} | robust, paired | robust - prototype, least |")
     print("|---" * 7 + "|")

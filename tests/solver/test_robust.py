@@ -157,6 +157,16 @@ def test_samples_without_neighbours_stay(backend, form):
         assert_near(backend.adm(features, labels, form=form, **options), expected, atol=1e-8)
 
 
+@backends
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_sample_alone_or_with_one_neighbour(backend, form, rows):
+    features = torch.tensor([[3.0, 4.0], [4.0, 3.0]], dtype=torch.float64)[:rows]
+    labels = torch.tensor([0, -1])[:rows]
+    expected = reference.robust(features, labels)
+    assert_near(backend.robust(features, labels, form=form), expected)
+
+
 # robust ---------------------------------------------------------------------------------------------
 
 

@@ -26,12 +26,12 @@ struct Nearest {
 
   Nearest(int64_t k, const int64_t* where) : most(k), position(where) {}
   // Of a full list: what is below it is none of them. Only what is positive has a weight.
-  T limit() const { return count == most ? value[count - 1] : T(0); }
+  T limit() const { return count > 0 && count == most ? value[count - 1] : T(0); }
   void offer(T v, int64_t i) {
     auto before = [&](int64_t j) {
       return v > value[j] || (v == value[j] && position[i] < position[sample[j]]);
     };
-    if (count == most && !before(count - 1)) return;
+    if (most == 0 || (count == most && !before(count - 1))) return;  // a sample alone has no neighbour
     int64_t j = count < most ? count++ : count - 1;
     for (; j > 0 && before(j - 1); --j) {
       value[j] = value[j - 1];
