@@ -25,8 +25,8 @@
 //
 // Results are flat in the same order: probs [sum_t N_t K_t], weights [sum_t K_t, d], proportions [sum_t K_t], the mean
 // of p over the queries of each task. The caller passes those sizes (so that shapes never depend on data); 0 means "not
-// wanted". marginal_weights [T] are those of the last iterations: without a marginal_weight each task decides its own, and without
-// smoothing its reach. With roots, a task none of whose features is negative is solved on their square roots (CPU only).
+// wanted". marginal_weights [T] are those of the last iterations: without a marginal_weight each task decides its own, without
+// smoothing its reach, and without relaxation its steps. With roots, a task none of whose features is negative is solved on their square roots (CPU only).
 // `status` [T, 3] says whether a task was refused: (code, position in the task, value), code 0 = fine;
 // common/status.h lists the codes.
 
@@ -36,7 +36,7 @@ STABLE_TORCH_LIBRARY(tim_ext, m) {
   m.def(
       "adm_solve(Tensor features, Tensor? rows, Tensor labels, Tensor offsets, Tensor classes, *, "
       "float lam, float alpha, float beta, float temperature, float? marginal_weight, "
-      "float? smoothing, float relaxation, "
+      "float? smoothing, float? relaxation, "
       "int iterations, float tol, bool normalize, str form, "
       "SymInt probs_size, SymInt weights_rows, SymInt proportions_size, bool history, "
       "Tensor? class_prior=None, bool roots=False) -> "

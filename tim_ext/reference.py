@@ -38,6 +38,7 @@ from .solver.refusals import find_problem
 from .solver.renames import renamed
 from .solver.result import Result
 from .solver.roots import with_roots
+from .solver.steps import StepControl
 
 Params = TypeVar("Params", bound=TimParams)
 # p [N, K], w [K, d], iterations run, loss terms [iterations + 1, 3], marginal weight
@@ -59,7 +60,7 @@ def adm(
     marginal_weight: float | str = ADM.marginal_weight,
     class_prior: Any = None,
     smoothing: float | str = ADM.smoothing,
-    relaxation: float = ADM.relaxation,
+    relaxation: float | str = ADM.relaxation,
     iterations: int = ADM.iterations,
     tol: float = ADM.tol,
     form: str = ADM.form,
@@ -173,17 +174,27 @@ def solve_adm(
     decides = params.marginal_weight == AUTO
     m = UNDECIDED_MARGINAL if decides else float(params.marginal_weight)
 
-    z = smooth(z, num_classes, 0.7 * shots**-0.2 if params.smoothing == AUTO else float(params.smoothing))
+    reach = smoothing_reach(shots, len(z) / num_classes) if params.smoothing == AUTO else params.smoothing
+    z = smooth(z, num_classes, float(reach))
     w = prototypes(z, a)
+    steps = StepControl(params.iterations, len(z), decides) if params.relaxation == AUTO else None
+    before = torch.zeros_like(w)  # the residual of the point before
     log_p = log_distance_softmax(z, w, params.temperature)
     terms[0] = loss_terms(log_p, a, support, query, prior)
 
     ran = 0
     while ran < params.iterations and query.any():
-        if decides and ran == DECIDED_AFTER:
+        if decides and ran in (0, DECIDED_AFTER):
             m = decided_marginal_weight(phat(log_p.exp(), query), prior, shots)
+            m = m if ran else min(m, UNDECIDED_MARGINAL)
         a[query] = q_update(log_p[query], alpha=params.alpha, beta=params.beta, m=m, prior=prior)
-        w = w + params.relaxation * (w_update(z, w, log_p.exp(), a, c) - w)
+        residual = w_update(z, w, log_p.exp(), a, c) - w  # F(W) - W
+        if steps is None:
+            w = w + float(params.relaxation) * residual
+        else:
+            factor, refused = steps.move(inner(residual, residual), inner(before, residual))
+            before = before if refused else residual
+            w = w + factor * before
         ran += 1
         old_log_p, log_p = log_p, log_distance_softmax(z, w, params.temperature)
         terms[ran] = loss_terms(log_p, a, support, query, prior)
@@ -229,6 +240,13 @@ def unit_length(z: Tensor) -> Tensor:
     z = z / torch.where(largest > 0, largest, 1)
     length = z.norm(dim=1, keepdim=True)
     return z / torch.where(length > 0, length, 1)
+
+
+def smoothing_reach(shots: float, per_class: float) -> float:
+    """r = 0.7 s^-0.2;  with n > 50 samples per class 1 - r = (1 - 0.7 s^-0.2) (50 / n)^1/2, and r at most 0.9"""
+    reach = 0.7 * shots**-0.2
+    longer = 1 - (1 - reach) * math.sqrt(50 / max(per_class, 50))
+    return max(reach, min(longer, 0.9))
 
 
 def smooth(z: Tensor, num_classes: int, reach: float) -> Tensor:
@@ -337,6 +355,11 @@ def w_update(z: Tensor, w: Tensor, p: Tensor, a: Tensor, c: Tensor) -> Tensor:
     below = (c @ a)[:, None]  # [K, 1]
     # only lam = 0 can leave a class without any mass: its weights then stay
     return torch.where(below > 0, w + step / below, w)
+
+
+def inner(a: Tensor, b: Tensor) -> float:
+    """<A, B> = sum_k (a_k - mean_j a_j) . (b_k - mean_j b_j): what all classes share moves no probability"""
+    return float(((a - a.mean(dim=0)) * (b - b.mean(dim=0))).sum())
 
 
 def loss(terms: Tensor, params: GdParams) -> Tensor:

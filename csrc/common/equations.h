@@ -30,6 +30,7 @@ struct AdmCoefficients {
   T power;           // 1 + alpha / beta, of p_ik in q_ik
   T marginal_power;  // m / (m + beta), of sum over Q of p_ik^power in q_ik
   T relaxation;      // f of W + f (F(W) - W)
+  T keep;            // 1; 0 for f (F(W) - W) alone
 };
 template <class N>
 TIM_HD N marginal_power(N marginal_weight, N beta) {
@@ -42,11 +43,13 @@ TIM_HD AdmCoefficients<T> adm_coefficients(const AdmParams& p) {
   c.support = T(p.lam / (p.beta + p.alpha));
   c.power = T(1 + p.alpha / p.beta);
   c.marginal_power = T(marginal_power(p.marginal_weight, p.beta));
-  c.relaxation = T(p.relaxation);
+  c.relaxation = p.chooses_steps ? T(1) : T(p.relaxation);
+  c.keep = p.chooses_steps ? T(0) : T(1);
   return c;
 }
 
-// A task that decides its marginal weight has a small one for some iterations. Then
+// A task that decides its marginal weight does so from phat at the prototypes, for some iterations and with a small one at
+// most, and then once more:
 //   m = max(least, min(1, equal s^-1/2 / KL(phat || prior))^2),   s = |S| / K:
 // the marginal term is kept as far as the pool does not contradict it.
 constexpr int64_t kDecidedAfter = 25;  // iterations
@@ -58,6 +61,12 @@ TIM_HD N decided_marginal_weight(N divergence, N shots) {
   const N ratio = divergence > equal ? equal / divergence : N(1);
   return ratio * ratio > N(kLeastMarginal) ? ratio * ratio : N(kLeastMarginal);
 }
+TIM_HD bool decides_marginal_at(int64_t iteration) { return iteration == 0 || iteration == kDecidedAfter; }
+// m from that iteration on.
+template <class N>
+TIM_HD N marginal_weight_from(int64_t iteration, N decided) {
+  return iteration == 0 && decided > N(kUndecidedMarginal) ? N(kUndecidedMarginal) : decided;
+}
 // A term of KL(phat || prior) from phat_k and log_prior_of.
 template <class N>
 TIM_HD N divergence_term(int64_t classes, N share, N log_prior) {
@@ -67,13 +76,20 @@ TIM_HD N divergence_term(int64_t classes, N share, N log_prior) {
 // Smoothing over the graph of the k nearest neighbours (tim_ext/reference.py)
 //   z_i <- ||z_i|| y_i / ||y_i||,   y = (I - r S)^-1 z,   S = D^-1/2 A D^-1/2,   D_i = max(least, sum_j a_ij)
 //   a_ij = (b_ij + b_ji) / 2,   b_ij = max(0, cos(z_i - mean, z_j - mean))^3 for the k nearest j, else 0
+// The reach r of a task that chooses it: 0.7 s^-0.2, and longer where a class has many samples,
+//   1 - r = (1 - 0.7 s^-0.2) sqrt(50 / n),   n = N / K > 50,   r <= 0.9
+constexpr double kFewPerClass = 50, kLongestReach = 0.9;
 template <class Params>
 TIM_HD bool smooths(const Params& p) {
   return p.smooths_by_shots || p.smoothing > 0;
 }
 template <class Params>
-TIM_HD double smoothing_reach(const Params& p, double shots) {
-  return p.smooths_by_shots ? 0.7 * pow(shots, -0.2) : p.smoothing;
+TIM_HD double smoothing_reach(const Params& p, double support, double samples, double classes) {
+  if (!p.smooths_by_shots) return p.smoothing;
+  const double reach = 0.7 * pow(support / classes, -0.2), per_class = samples / classes;
+  if (per_class <= kFewPerClass) return reach;
+  const double longer = 1 - (1 - reach) * sqrt(kFewPerClass / per_class);
+  return longer < kLongestReach ? longer : reach > kLongestReach ? reach : kLongestReach;
 }
 constexpr int64_t kMostNeighbours = 10;
 TIM_HD int64_t neighbours_of(int64_t samples, int64_t classes) {  // N / 2K, rounded, within 3 .. 10
@@ -119,7 +135,7 @@ struct ClassSums {
 };
 // w_k <- step_k sum_i c_i (t_ik - p_ik) z_i + stay_k w_k,   t = y on S and q on Q
 //   D_k = c_S |S_k| + c_Q sum over Q of q_ik,   step_k = 1 / D_k,   stay_k = sum_i c_i p_ik / D_k
-// A class without mass (only if lam = 0) stays. With f the relaxation, both are those of W + f (F(W) - W).
+// A class without mass (only if lam = 0) stays. With f the relaxation, both are those of keep W + f (F(W) - W).
 template <class T>
 struct ClassStep {
   T step, stay;
@@ -130,7 +146,7 @@ TIM_HD ClassStep<T> class_step(const AdmCoefficients<T>& c, T query, const Class
   const bool some = mass >= Range<T>::smallest;
   ClassStep<T> s;
   s.step = some ? c.relaxation * (T(1) / mass) : T(0);
-  s.stay = some ? T(1) - c.relaxation + c.relaxation * (sums.p / mass) : T(1);
+  s.stay = some ? c.keep - c.relaxation + c.relaxation * (sums.p / mass) : c.keep;
   return s;
 }
 // The same where D_k comes from assignments that are given: one element of w_k, and of sum_i c_i (t_ik - p_ik) z_i.
@@ -138,6 +154,59 @@ template <class T>
 TIM_HD T stepped(T mass, T sum_p, T w, T sum) {
   return mass >= Range<T>::smallest ? (sum + sum_p * w) / mass : w;
 }
+
+// Steps that a task chooses itself. At the points W_t, with the residuals R_t = F(W_t) - W_t and the inner product
+//   <A, B> = sum_k (a_k - mean_j a_j) . (b_k - mean_j b_j)          what all classes share moves no probability
+// W_(t+1) = W_t + f_t R_t, where f_t is the first step for some iterations, then the shorter one of Barzilai and Borwein:
+//   f_t = f_(t-1) <R_(t-1), Y> / <Y, Y> within the least .. largest step,   Y = R_(t-1) - R_t
+// The last iterations are guarded: a point whose <R, R> is above that of the point it came from is refused, and half
+// of that step is taken instead. The very last one only looks: it refuses the point, or leaves it as it is.
+constexpr int64_t kFirstSteps = 6, kGuardedSteps = 10;  // iterations
+constexpr double kLeastStep = 0.2, kLargestStep = 5;
+TIM_HD double first_step(int64_t samples) {
+  return samples <= 1000 ? 1.5 : 0.5;
+}  // large pools burst otherwise
+
+// How far W moves, along the residual of the point at hand, or along the one before it if this point is refused.
+struct StepMove {
+  double factor;
+  bool refused;
+};
+struct StepControl {
+  int64_t planned, samples;
+  bool decides_marginal;
+  int64_t next = 0;     // t
+  double factor = 0;    // f of the step before
+  double residual = 0;  // <R, R> of the point before
+
+  TIM_HD StepControl(int64_t iterations, int64_t task_samples, bool decides)
+      : planned(iterations), samples(task_samples), decides_marginal(decides) {}
+
+  // own = <R_t, R_t>, mixed = <R_(t-1), R_t>
+  TIM_HD StepMove move(double own, double mixed) {
+    const int64_t t = next++;
+    const bool last = t + 1 == planned;
+    const bool changed = decides_marginal && t == kDecidedAfter;  // F is another one: nothing to compare with
+    if (t > 0 && t + kGuardedSteps >= planned && !changed && own > residual) {
+      const double before = factor;
+      factor = last ? 0 : before / 2;
+      return {factor - before, true};
+    }
+    factor = last              ? 0
+             : t < kFirstSteps ? first_step(samples)
+             : changed         ? (factor < 1 ? factor : 1)
+                               : secant(own, mixed);
+    residual = own;
+    return {factor, false};
+  }
+
+ private:
+  TIM_HD double secant(double own, double mixed) const {
+    const double along = residual - mixed, square = residual - 2 * mixed + own;
+    const double f = along > 0 ? factor * along / square : kLargestStep;
+    return f > kLargestStep ? kLargestStep : f > kLeastStep ? f : kLeastStep;
+  }
+};
 
 // TIM-GD ---------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ struct AdmParams {
   double smoothing = kNotGiven;        // reach r of the smoothing over the neighbour graph; 0: none
   bool smooths_by_shots = false;       // r is that of smoothing_reach instead
   double relaxation = kNotGiven;       // f of W + f (F(W) - W), F an iteration of the paper
+  bool chooses_steps = false;          // f is that of StepControl instead
   int64_t iterations = 0;
   double tol = 0;  // stop when no probability moved by more than this; 0 = never
   bool normalize = false;

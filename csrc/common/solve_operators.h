@@ -118,8 +118,9 @@ SolveResult adm_solve_operator(const Tensor& features, const std::optional<Tenso
                                const Tensor& labels, const Tensor& offsets, const Tensor& classes, double lam,
                                double alpha, double beta, double temperature,
                                const std::optional<double>& marginal_weight,
-                               const std::optional<double>& smoothing, double relaxation, int64_t iterations,
-                               double tol, bool normalize, const std::string& form, int64_t probs_size,
+                               const std::optional<double>& smoothing,
+                               const std::optional<double>& relaxation, int64_t iterations, double tol,
+                               bool normalize, const std::string& form, int64_t probs_size,
                                int64_t weights_rows, int64_t proportions_size, bool history,
                                const std::optional<Tensor>& class_prior, bool roots) {
   AdmParams p;
@@ -133,7 +134,8 @@ SolveResult adm_solve_operator(const Tensor& features, const std::optional<Tenso
   p.smoothing = smoothing.value_or(kNotGiven);
   STD_TORCH_CHECK(!smoothing || (*smoothing >= 0 && *smoothing < 1),
                   "adm_solve: smoothing must be >= 0 and < 1, got ", *smoothing);
-  p.relaxation = relaxation;
+  p.chooses_steps = !relaxation;
+  p.relaxation = relaxation.value_or(kNotGiven);
   p.iterations = iterations;
   p.tol = tol;
   p.normalize = normalize;

@@ -24,7 +24,7 @@ from .inputs import (
     to_proportions,
     to_tensor,
 )
-from .params import AUTO, DECIDED_AFTER, UNDECIDED_MARGINAL, TimParams, check_count
+from .params import TimParams, check_count
 from .refusals import in_task, refusal
 from .result import History, Result
 
@@ -259,9 +259,5 @@ def _per_task(batch: Batch, lengths: Sequence[int], flat: Tensor) -> Tensor | li
 def make_history(params: TimParams, terms: Tensor, marginal_weight: Tensor) -> History:
     """terms [.., iterations + 1, 3]; marginal_weight [..] is that of the last iterations."""
     cross_entropy, marginal, conditional = terms.unbind(-1)
-    m = marginal_weight[..., None].expand_as(marginal)
-    if params.marginal_weight == AUTO:
-        undecided = torch.arange(m.shape[-1], device=m.device) < DECIDED_AFTER
-        m = torch.where(undecided, UNDECIDED_MARGINAL, m)
-    loss = params.lam * cross_entropy - m * marginal + params.alpha * conditional
+    loss = params.lam * cross_entropy - marginal_weight[..., None] * marginal + params.alpha * conditional
     return History(cross_entropy, marginal, conditional, loss)

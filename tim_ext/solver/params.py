@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 FORMS = ("auto", "dual", "primal")  # of TIM-ADM: how the weights are kept
 OUTPUTS = ("probs", "predictions", "weights")
 LARGEST_COUNT = 2**31 - 1
-# marginal_weight="auto": the weight until a task decides, and when it does (csrc/common/equations.h)
+# marginal_weight="auto": the largest weight until a task decides again, and when it does (csrc/common/equations.h)
 UNDECIDED_MARGINAL, DECIDED_AFTER = 0.1, 25
 
 
@@ -173,11 +173,12 @@ class AdmParams(TimParams):
     beta: float = number(1.0, positive=True)  # weight of the penalty that ties q to p
     marginal_weight: float | str = or_auto(1.0, check_number)  # "auto": each task's own
     smoothing: float | str = or_auto(0.0, check_reach)  # reach over the neighbour graph; 0: none
-    relaxation: float = number(1.0, positive=True)  # f of W + f (F(W) - W), F an iteration of the paper
+    # f of W + f (F(W) - W), F an iteration of the paper; "auto": see StepControl
+    relaxation: float | str = or_auto(1.0, partial(check_number, positive=True))
     form: str = checked(AUTO, check_form)
 
     def arguments(self) -> dict[str, Any]:
-        automatic = {name: None for name in ("marginal_weight", "smoothing") if getattr(self, name) == AUTO}
+        automatic = {name: None for name in ("marginal_weight", "smoothing", "relaxation") if getattr(self, name) == AUTO}
         return {**vars(self), **automatic} if automatic else vars(self)
 
 

@@ -32,7 +32,7 @@ class History(ShortRepr):
     cross_entropy: Tensor  # CE on the support set, mean over its samples
     marginal_entropy: Tensor  # M on the query set: H(phat), or log K - KL(phat || prior) with a class prior
     conditional_entropy: Tensor  # H(Y|X) on the query set
-    loss: Tensor  # lam * CE - m * M + alpha * H(Y|X)
+    loss: Tensor  # lam * CE - m * M + alpha * H(Y|X), m that of the last iterations
 
     @property
     def mutual_information(self) -> Tensor:

@@ -4,11 +4,14 @@
 //   U_k = G (C_k - C_K)          = z_i . (w_k - w_K), only K - 1 products
 //   shift_k = tau/2 U_k . (C_k + C_K) = tau/2 (||w_k||^2 - ||w_K||^2)
 //   C_ik <- (X_ik + B_k C_ik) / D_k,   D_k = c_S |S_k| + c_Q sum over Q of q_ik
+// A task that chooses its steps (StepControl) has R = F(C) - C there instead; P = G R then gives <R, R> = R . P, and C and U
+// move along R and P: still one product per iteration.
 // The columns of C sum to 1, so that the task's mean may be subtracted from all z_i, and is: G is that of z_i - mean.
 //
 // Layout: G in panels of columns (Panels). U, p, x class-major, [K][lanes]; C as C_k - C_K, k < K, and C_K.
 #pragma once
 
+#include "cpu/kernels/dual_steps-inl.h"
 #include "cpu/kernels/iteration-inl.h"
 #include "cpu/kernels/prelude.h"
 #include "cpu/kernels/rows-inl.h"
@@ -47,6 +50,7 @@ class Dual {
     inverse_ = arena.take<T>(lanes_);
     shift_parts_ = reinterpret_cast<Vec<T>*>(arena.take<char>(panels() * K * int64_t(sizeof(Vec<T>))));
     state = take_class_state<T>(arena, K, blocks, blocks);
+    if (params.chooses_steps) steps_.emplace(task, params, lanes_, panels(), arena);
     if (reach_ > 0) smoothing_.emplace(task, panels_, arena);
     // The packed features are needed only before the first iteration, the row blocks only after the last.
     const int64_t rows = rows_per_block<T>(task);
@@ -75,32 +79,37 @@ class Dual {
 
   template <class F>
   void softmax_pass(F f) {
-    product();
+    if (steps_)
+      move();
+    else
+      product<true>(difference_, logits_);
     each([&](Block<T>& block, int64_t b) { f(block, b, b); });
   }
-  // C_k <- (X_k + B_k C_k) / D_k, as differences to the last class: C_k - C_K is what the product needs.
+  // C_k <- (X_k + B_k C_k) / D_k, as differences to the last class: C_k - C_K is what the product needs. Or the residual.
   template <int KT, From from>
   void q_step() {
     each([&](Block<T>& block, int64_t b) { q_total<KT, from>(task_, c_, state, block, b, b); });
     combine_q(task_, c_, state, blocks);
     const int64_t last_class = task_.classes - 1;
     each([&](Block<T>& block, int64_t b) {
-      T* const difference = difference_ + b * kBlockSamples;
-      T* const last = last_ + b * kBlockSamples;
+      const T* const difference = difference_ + b * kBlockSamples;
+      const T* const last = last_ + b * kBlockSamples;
+      T* const next_difference = (steps_ ? steps_->now.difference : difference_) + b * kBlockSamples;
+      T* const next_last = (steps_ ? steps_->now.last : last_) + b * kBlockSamples;
       const T *const step = state.step, *const stay = state.stay;
       const int64_t ld = lanes_;
       Vec<T> before = Vec<T>{}, now = Vec<T>{};  // C_K
-      q_apply_block<KT, from>(task_.classes, c_, state.factor, block,
-                              [&](int64_t k, int64_t i, Vec<T> x) TIM_LAMBDA_INLINE {
-                                if (k == last_class) {
-                                  before = load(last + i);
-                                  now = x * step[k] + before * stay[k];
-                                  store(last + i, now);
-                                } else {
-                                  T* d = difference + k * ld + i;
-                                  store(d, x * step[k] + (load(d) + before) * stay[k] - now);
-                                }
-                              });
+      q_apply_block<KT, from>(
+          task_.classes, c_, state.factor, block, [&](int64_t k, int64_t i, Vec<T> x) TIM_LAMBDA_INLINE {
+            if (k == last_class) {
+              before = load(last + i);
+              now = x * step[k] + before * stay[k];
+              store(next_last + i, now);
+            } else {
+              const int64_t at = k * ld + i;
+              store(next_difference + at, x * step[k] + (load(difference + at) + before) * stay[k] - now);
+            }
+          });
     });
   }
   template <class F>
@@ -303,46 +312,78 @@ class Dual {
     }
   }
 
-  // U_k = G (C_k - C_K); shift_k = tau/2 U_k . (C_k + C_K), its terms summed panel by panel as U appears.
-  void product() {
-    const int64_t K = task_.classes, n = panels();
-    const int64_t pieces = lanes_ < kParallelLanes ? 1 : n;
+  // f(j, first vector, vectors) for every panel, shared among threads where it is worth it.
+  template <class F>
+  void for_panels(F f) {
+    const int64_t n = panels(), pieces = lanes_ < kParallelLanes ? 1 : n;
     run(team_, pieces, [&](int64_t piece) {
       const int64_t last = pieces == 1 ? n : piece + 1;
       for (int64_t j = piece; j < last; ++j) {
         int64_t first, width;
         panel(j, &first, &width);
-        with_constant<kTileVectors>(int(width),
-                                    [&](auto nv) { product_panel<decltype(nv)::value>(j, first); });
+        f(j, first, width);
       }
     });
+  }
+
+  // out_k = G columns_k; if those are the differences of C, shift_k = tau/2 U_k . (C_k + C_K) with its terms summed panel by
+  // panel as U appears.
+  template <bool with_shift>
+  void product(const T* columns, T* out) {
+    for_panels([&](int64_t j, int64_t first, int64_t width) {
+      with_constant<kTileVectors>(int(width), [&](auto nv) {
+        product_panel<decltype(nv)::value, with_shift>(j, first, columns, out);
+      });
+    });
+    if (with_shift) sum_shifts();
+  }
+  void sum_shifts() {
+    const int64_t K = task_.classes;
     for (int64_t k = 0; k < K - 1; ++k) {
       Vec<T> sum = shift_parts_[k];
-      for (int64_t j = 1; j < n; ++j) sum += shift_parts_[j * (K - 1) + k];
+      for (int64_t j = 1; j < panels(); ++j) sum += shift_parts_[j * (K - 1) + k];
       state.shift[k] = c_.tau / 2 * reduce_add<T>(sum);
     }
   }
-  template <int NV>
-  TIM_INLINE void product_panel(int64_t j, int64_t first) {
+  template <int NV, bool with_shift>
+  TIM_INLINE void product_panel(int64_t j, int64_t first, const T* columns, T* out) {
     const int64_t K = task_.classes;
     for_row_tiles(K - 1, [&](int64_t k0, auto nr) {
       constexpr int NR = decltype(nr)::value;
       Vec<T> acc[NR][NV] = {};
-      multiply_tile<T, NR, NV, NV>(acc, gram_panel(first), difference_ + k0 * lanes_, lanes_, 1,
-                                   task_.samples());
-      const T* last = last_ + first * W;
+      multiply_tile<T, NR, NV, NV>(acc, gram_panel(first), columns + k0 * lanes_, lanes_, 1, task_.samples());
+      [[maybe_unused]] const T* last = last_ + first * W;
 #pragma GCC unroll 8
       for (int r = 0; r < NR; ++r) {
         const int64_t at = (k0 + r) * lanes_ + first * W;
-        Vec<T> shift = Vec<T>{};
+        [[maybe_unused]] Vec<T> shift = Vec<T>{};
 #pragma GCC unroll 8
         for (int v = 0; v < NV; ++v) {
-          store(logits_ + at + v * W, acc[r][v]);
-          shift += acc[r][v] * (load(difference_ + at + v * W) + load(last + v * W) * T(2));
+          store(out + at + v * W, acc[r][v]);
+          if constexpr (with_shift)
+            shift += acc[r][v] * (load(columns + at + v * W) + load(last + v * W) * T(2));
         }
-        shift_parts_[j * (K - 1) + k0 + r] = shift;
+        if constexpr (with_shift) shift_parts_[j * (K - 1) + k0 + r] = shift;
       }
     });
+  }
+
+  // The next point of a task that chooses its steps, and its U in the logits.
+  void move() {
+    if (!steps_->started()) {
+      steps_->start();
+      product<true>(difference_, logits_);
+      for (int64_t j = 0; j < (task_.classes - 1) * lanes_; ++j) steps_->scores[j] = logits_[j];
+      return;
+    }
+    product<false>(steps_->now.difference, steps_->now.product);
+    for_panels([&](int64_t j, int64_t first, int64_t width) { steps_->inner_products(j, first * W, width); });
+    const T factor = T(steps_->choose().factor);
+    for_panels([&](int64_t j, int64_t first, int64_t width) {
+      steps_->move(factor, first * W, width, difference_, last_, logits_,
+                   shift_parts_ + j * (task_.classes - 1));
+    });
+    sum_shifts();
   }
 
   const Task& task_;
@@ -352,6 +393,7 @@ class Dual {
   double reach_;
   Panels<T> panels_;
   std::optional<GramSmoothing<T>> smoothing_;
+  std::optional<DualSteps<T>> steps_;
   int64_t lanes_, vectors_;
   T *gram_, *difference_, *last_, *logits_, *log_total_, *q_inverse_, *inverse_, *p_, *x_, *before_, *packed_,
       *coefficients_, *converted_;

@@ -18,7 +18,7 @@ struct Coefficients : AdmCoefficients<T> {
 
   Coefficients() {
     this->tau = this->support = this->marginal_power = query = T(0);
-    this->relaxation = T(1);
+    this->relaxation = this->keep = T(1);
     this->power = T(1);
   }
 };

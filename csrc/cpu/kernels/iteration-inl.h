@@ -184,7 +184,7 @@ int64_t iterate(Form& form, const Task& task, const AdmParams& params, Coefficie
   auto gather = [&](int which, T* out) { combine(s.parts + which * s.stride, blocks, 4 * s.stride, K, out); };
 
   for (int64_t t = 0;; ++t) {
-    const bool more = t < planned, decides = params.decides_marginal && more && t == kDecidedAfter;
+    const bool more = t < planned, decides = params.decides_marginal && more && decides_marginal_at(t);
     const bool finish = finishes || decides;
     pause(form.team());
     SoftmaxWants wants;
@@ -200,7 +200,7 @@ int64_t iterate(Form& form, const Task& task, const AdmParams& params, Coefficie
     if (!more) return t;
     if (decides) {
       gather_proportions(task, s, blocks, s.q);
-      const double m = decide_marginal(task, s, s.q);
+      const double m = marginal_weight_from(t, decide_marginal(task, s, s.q));
       *out.marginal_weight = T(m);
       c.marginal_power = T(marginal_power(m, params.beta));
     }

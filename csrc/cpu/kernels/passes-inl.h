@@ -94,7 +94,7 @@ class PrimalPasses {
     prepare_samples();
     const int64_t K = task_.classes;
     for (int64_t j = 0; j < K * pitch_; ++j) weights_[j] = T(0);
-    for (int64_t j = 0; j < chunks_ * K * pitch_; ++j) sums_[j] = T(0);
+    for (int64_t j = 0; j < chunks_ * K * pitch_; ++j) sums_[j] = T(0);  // beyond dim they stay so
     for (int64_t i = 0; i < task_.support; ++i) {
       const T* x;
       sample_pointers(task_, scale_, i, 1, converted_, &x);
@@ -152,20 +152,16 @@ class PrimalPasses {
 
   // w_k <- f(k, position in W, w_k, A_k), a vector of columns at a time and the last class first; then
   // w_k - w_K and shift_k = tau/2 (w_k - w_K) . (w_k + w_K).
-  template <class F>
+  template <bool with_sums = true, class F>
   void update_weights(F f) {
     const int64_t K = task_.classes;
     run(team_, pieces_, [&](int64_t piece) {
       const int64_t first = piece * kPieceColumns, end = first + kPieceColumns;
       Vec<T>* sum = column_ + piece * 2 * K;  // A_k
       Vec<T>* shift = sum + K;
-      for (int64_t k = 0; k < K; ++k) shift[k] = Vec<T>{};
+      for (int64_t k = 0; k < K; ++k) sum[k] = shift[k] = Vec<T>{};
       for (int64_t j = first; j < (end < pitch_ ? end : pitch_); j += W) {
-        sum[K - 1] = Vec<T>{};
-        for (int64_t k = 0; k < columns_; ++k) {
-          sum[k] = chunks_ == 1 ? load(sums_ + k * pitch_ + j) : sum_of_chunks(k, j);
-          if (columns_ < K) sum[K - 1] -= sum[k];
-        }
+        if constexpr (with_sums) gather_sums(j, sum);
         T* w = weights_ + j;
         const Vec<T> last = f(K - 1, (K - 1) * pitch_ + j, load(w + (K - 1) * pitch_), sum[K - 1]);
         store(w + (K - 1) * pitch_, last);
@@ -189,7 +185,7 @@ class PrimalPasses {
   // Only the differences and shifts of W as it is.
   void keep_weights() {
     const Vec<T> zero = Vec<T>{};  // captured: a lambda without captures loses the instruction set in GCC 12
-    update_weights([=](int64_t, int64_t, Vec<T> w, Vec<T>) { return w + zero; });
+    update_weights<false>([=](int64_t, int64_t, Vec<T> w, Vec<T>) { return w + zero; });
   }
 
   void finish(const TaskOutputs<T>& out) {
@@ -247,6 +243,15 @@ class PrimalPasses {
         f(block, b, chunk);
       }
     });
+  }
+  // A_k of the columns j .. j + W - 1, all k.
+  TIM_INLINE void gather_sums(int64_t j, Vec<T>* sum) const {
+    const int64_t K = task_.classes;
+    sum[K - 1] = Vec<T>{};
+    for (int64_t k = 0; k < columns_; ++k) {
+      sum[k] = chunks_ == 1 ? load(sums_ + k * pitch_ + j) : sum_of_chunks(k, j);
+      if (columns_ < K) sum[K - 1] -= sum[k];
+    }
   }
   Vec<T> sum_of_chunks(int64_t k, int64_t j) const {
     double lane[W] = {};

@@ -23,6 +23,14 @@ class Arena {
   int64_t used_ = 0;
 };
 
+// As std::swap, which may be no instruction set's own: see prelude.h.
+template <class U>
+TIM_INLINE void exchange(U& a, U& b) {
+  const U kept = a;
+  a = b;
+  b = kept;
+}
+
 // Where a solve can end early; see Team.
 TIM_INLINE void pause(const Team& team) {
   if (team.pause) team.pause(team.asked);
