@@ -67,6 +67,17 @@ def test_robust_starts_among_the_roots(backend):
     torch.testing.assert_close(found.weights, truth.weights, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("solver", ["adm", "gd"])
+def test_large_logits_of_float32(solver):
+    """Which the CPU solves in float64, the weights with them."""
+    features, weights = TASK.features.float(), WEIGHTS.float()
+    options = {"iterations": 3, "temperature": 300.0}
+    truth = getattr(reference, solver)(features.double(), TASK.labels, weights=weights.double(), **options)
+    found = getattr(tim_ext, solver)(features, TASK.labels, weights=weights, **options)
+    torch.testing.assert_close(found.probs.double(), truth.probs, rtol=0, atol=1e-6)
+    assert torch.equal(found.predictions, truth.predictions)
+
+
 @backends
 @pytest.mark.parametrize("smoothing", [0.0, "auto"])
 def test_two_solves_are_one(backend, smoothing):

@@ -71,7 +71,7 @@ def adm(
             log K - KL(phat || prior). `tim_ext.reference.q_update` derives the update.
         weights: the first W, as `Result.weights` of an earlier solve: [K, d] for all tasks, [T, K, d], or a
             list of [K_t, d]; by default the prototypes. Such tasks are solved in the primal form. With `tol`
-            it saves iterations: `adm(features, more_labels, weights=before.weights, tol=1e-3)`.
+            it saves iterations: `adm(features, more_labels, weights=before.weights, tol=1e-2)`.
         smoothing: reach r of a smoothing over the graph of nearest neighbours, 0 <= r < 1; 0 leaves it out.
             "auto": 0.7 s^-0.2. Samples keep their length; `weights` are then points among the smoothed
             samples. `tim_ext.reference.smooth` has the equations.
