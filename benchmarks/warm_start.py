@@ -1,9 +1,9 @@
-"""Ten more labels for a pool that is solved: from nothing, and from the weights at hand; docs/robust.md has the numbers.
+"""Ten more labels for a pool that is solved: from nothing, and from the weights at hand (docs/robust.md).
 
     python -m benchmarks.warm_start features.npz --shots 5 --more 10 --draws 3
 
-Draw s labels the rows that numpy.random.default_rng(s) chooses, so many of each class, then `more` of the others. Seconds
-are of one thread, without what other programs take.
+Draw s labels the rows that numpy.random.default_rng(s) chooses, so many of each class, then `more` of the
+others. Seconds are those of the processor, on one thread.
 """
 
 from __future__ import annotations
