@@ -125,7 +125,7 @@ int run(int seed) {
   for (int64_t K : classes)
     for (int64_t k = 0; k < K; ++k) prior[at++] = 1.0 / double(K);
   std::vector<double> first(size_t(all_classes * dim));
-  for (auto& w : first) w = noise();
+  for (auto& w : first) w = noise() / std::sqrt(double(dim));
   const std::vector<float> first_single(first.begin(), first.end());
   Batch batch;
   batch.dtype = dtype;
