@@ -6,6 +6,7 @@
 //   2. a field of the params in common/problem.h;
 //   3. what it changes in common/equations.h: coefficients that the kernels of both devices then have by name;
 //   4. the keywords of tests/cuda_emulation/binding.cpp; a value of its own in tests/solver/test_hyper_parameters.py.
+// To add an input of the iteration, a tensor: CONTRIBUTING.md has the files.
 // To add an operator:
 //   1. the schema below; in Python its fake, its backward if it has one, and a sample for opcheck (see its family);
 //   2. checks and results in common/*_operators.h, its plain arguments in common/steps.h or problem.h;
@@ -22,6 +23,8 @@
 //   offsets   [T + 1]  int64, on the CPU
 //   classes   [T]      int64, on the CPU
 //   class_prior [sum_t K_t] float64, on the CPU: class proportions expected among the queries, if known
+//   weights   [sum_t K_t, d] of the type that features compute in (float32 for half types): the first W, where it is not the
+//             prototypes; such tasks are solved in the primal form
 //
 // Results are flat in the same order: probs [sum_t N_t K_t], weights [sum_t K_t, d], proportions [sum_t K_t], the mean
 // of p over the queries of each task. The caller passes those sizes (so that shapes never depend on data); 0 means "not
@@ -39,7 +42,7 @@ STABLE_TORCH_LIBRARY(tim_ext, m) {
       "float? smoothing, float? relaxation, "
       "int iterations, float tol, bool normalize, str form, "
       "SymInt probs_size, SymInt weights_rows, SymInt proportions_size, bool history, "
-      "Tensor? class_prior=None, bool roots=False) -> "
+      "Tensor? class_prior=None, bool roots=False, Tensor? weights=None) -> "
       "(Tensor probs, Tensor predictions, Tensor weights, Tensor iterations, Tensor history, "
       "Tensor proportions, Tensor marginal_weights, Tensor status)");
 
@@ -48,7 +51,7 @@ STABLE_TORCH_LIBRARY(tim_ext, m) {
       "float lam, float alpha, float temperature, float marginal_weight, float entropy_order, "
       "int iterations, float lr, float adam_beta1, float adam_beta2, float eps, float tol, "
       "bool normalize, SymInt probs_size, SymInt weights_rows, SymInt proportions_size, bool history, "
-      "Tensor? class_prior=None) -> "
+      "Tensor? class_prior=None, Tensor? weights=None) -> "
       "(Tensor probs, Tensor predictions, Tensor weights, Tensor iterations, Tensor history, "
       "Tensor proportions, Tensor marginal_weights, Tensor status)");
 

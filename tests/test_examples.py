@@ -24,7 +24,9 @@ def test_digits(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     assert tim > prototype + 3
 
 
-@pytest.mark.parametrize("page", ["docs/gd.md", "docs/estimator.md", "docs/scale.md", "README.md"])
+@pytest.mark.parametrize(
+    "page", ["docs/gd.md", "docs/robust.md", "docs/estimator.md", "docs/scale.md", "README.md"]
+)
 def test_the_python_of_a_page_runs(page: str) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
     assert blocks

@@ -32,6 +32,7 @@ from .solver.params import (
     AdmParams,
     GdParams,
     TimParams,
+    check_form_with_weights,
     check_outputs,
 )
 from .solver.refusals import find_problem
@@ -59,6 +60,7 @@ def adm(
     temperature: float = ADM.temperature,
     marginal_weight: float | str = ADM.marginal_weight,
     class_prior: Any = None,
+    weights: Any = None,
     smoothing: float | str = ADM.smoothing,
     relaxation: float | str = ADM.relaxation,
     iterations: int = ADM.iterations,
@@ -95,6 +97,7 @@ def gd(
     marginal_weight: float = GD.marginal_weight,
     entropy_order: float = GD.entropy_order,
     class_prior: Any = None,
+    weights: Any = None,
     iterations: int = GD.iterations,
     lr: float = GD.lr,
     betas: tuple[float, float] = GD.betas,
@@ -108,33 +111,34 @@ def gd(
 
 
 def _solve(
-    solve: Callable[[Tensor, Tensor, int, Tensor | None, Params], Solution],
+    solve: Callable[[Tensor, Tensor, int, Tensor | None, Tensor | None, Params], Solution],
     defaults: Params,
     given: dict[str, Any],  # the arguments of `adm` or `gd`, by name
     roots: bool = False,
 ) -> Result:
     params = defaults.given(given)
+    check_form_with_weights(params, given["weights"])
     outputs = check_outputs(given["outputs"])
-    batch = make_batch(
-        given["features"], given["labels"], given["index"], given["num_classes"], given["class_prior"]
-    )
+    inputs = ("features", "labels", "index", "num_classes", "class_prior", "weights")
+    batch = make_batch(*(given[name] for name in inputs))
     if roots:
         batch = with_roots(batch)
     tasks = list(batch.tasks())
+    starts = batch.first_weights()
     for t, (rows, labels, count) in enumerate(tasks):
-        code, position, value = find_problem(batch.features, rows, labels, count)
+        code, position, value = find_problem(batch.features, rows, labels, count, starts[t])
         if code:
             refuse(batch, t, code, position, value)
 
     dtype = torch.float64 if batch.features.dtype == torch.float64 else torch.float32
     probs, predictions, weights, counts, terms, proportions, marginals = [], [], [], [], [], [], []
-    for (rows, labels, count), prior in zip(tasks, batch.priors(), strict=True):
+    for (rows, labels, count), prior, first in zip(tasks, batch.priors(), starts, strict=True):
         used = labels != PADDING
         z = batch.features[rows[used]].to(dtype)  # [N, d]
         if given["normalize"]:
             z = unit_length(z)
         prior = None if prior is None else prior.to(z)
-        p, w, ran, task_terms, m = solve(z, labels[used], count, prior, params)
+        p, w, ran, task_terms, m = solve(z, labels[used], count, prior, first, params)
         probs.append(p.new_zeros(len(used), count).index_put_((used,), p).flatten())
         predictions.append(torch.full_like(labels, PADDING).index_put_((used,), p.argmax(dim=1)))
         weights.append(w)
@@ -162,7 +166,7 @@ def _solve(
 
 
 def solve_adm(
-    z: Tensor, labels: Tensor, num_classes: int, prior: Tensor | None, params: AdmParams
+    z: Tensor, labels: Tensor, num_classes: int, prior: Tensor | None, first: Tensor | None, params: AdmParams
 ) -> Solution:
     support, query = labels >= 0, labels == QUERY
     c = z.new_zeros(len(z))  # [N]
@@ -176,7 +180,7 @@ def solve_adm(
 
     reach = smoothing_reach(shots, len(z) / num_classes) if params.smoothing == AUTO else params.smoothing
     z = smooth(z, num_classes, float(reach))
-    w = prototypes(z, a)
+    w = prototypes(z, a) if first is None else first
     steps = StepControl(params.iterations, len(z), decides) if params.relaxation == AUTO else None
     before = torch.zeros_like(w)  # the residual of the point before
     log_p = log_distance_softmax(z, w, params.temperature)
@@ -205,13 +209,15 @@ def solve_adm(
 
 @torch.inference_mode(False)  # here a gradient is wanted, whatever the caller's mode
 @torch.enable_grad()
-def solve_gd(z: Tensor, labels: Tensor, num_classes: int, prior: Tensor | None, params: GdParams) -> Solution:
+def solve_gd(
+    z: Tensor, labels: Tensor, num_classes: int, prior: Tensor | None, first: Tensor | None, params: GdParams
+) -> Solution:
     z = z.clone()  # autograd takes no tensor made in inference mode
     support, query = labels >= 0, labels == QUERY
     y = one_hot_rows(labels, num_classes).to(z)  # [N, K]
     terms = z.new_full((params.iterations + 1, 3), torch.nan)
 
-    w = prototypes(z, y).requires_grad_()
+    w = (prototypes(z, y) if first is None else first.clone()).requires_grad_()
     adam = torch.optim.Adam([w], lr=params.lr, betas=params.betas, eps=params.eps)
     log_p = log_distance_softmax(z, w, params.temperature)
     now = loss_terms(log_p, y, support, query, prior, params.entropy_order)

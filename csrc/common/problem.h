@@ -77,6 +77,7 @@ struct Batch {
   const int64_t* offsets = nullptr;     // [T + 1]
   const int64_t* classes = nullptr;     // [T]
   const double* class_prior = nullptr;  // [sum_t K_t] or null: uniform
+  const void* weights = nullptr;        // [sum_t K_t, dim] of the type computed in: the first W; or null
   int64_t tasks = 0;                    // T
 };
 

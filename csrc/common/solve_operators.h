@@ -30,6 +30,7 @@ inline Batch check_batch(const char* op,
                          const Tensor& offsets,                     // [T + 1]
                          const Tensor& classes,                     // [T]
                          const std::optional<Tensor>& class_prior,  // [sum_t K_t]
+                         const std::optional<Tensor>& weights,      // [sum_t K_t, d]
                          const Wanted& wanted) {
   const Dtype dtype = dtype_of(op, features);
   check_tensor(op, "features", features, features.scalar_type(), {-1, -1}, &features);
@@ -64,6 +65,10 @@ inline Batch check_batch(const char* op,
     check_tensor(op, "class_prior", *class_prior, ScalarType::Double, {sizes.classes});
     batch.class_prior = class_prior->const_data_ptr<double>();
     check_prior(op, *class_prior);
+  }
+  if (weights) {
+    check_tensor(op, "weights", *weights, real_type(dtype), {sizes.classes, dim}, &features);
+    batch.weights = weights->const_data_ptr();
   }
   return batch;
 }
@@ -104,10 +109,10 @@ template <class Params>
 SolveResult solve_operator(const char* op, Solve<Params> solve, const Params& params, const Tensor& features,
                            const std::optional<Tensor>& rows, const Tensor& labels, const Tensor& offsets,
                            const Tensor& classes, const std::optional<Tensor>& class_prior,
-                           const Wanted& wanted) {
+                           const std::optional<Tensor>& weights, const Wanted& wanted) {
   STD_TORCH_CHECK(params.iterations >= 0 && params.iterations <= kMostIterations, op,
                   ": iterations must be >= 0 and at most 2^53, got ", params.iterations);
-  const Batch batch = check_batch(op, features, rows, labels, offsets, classes, class_prior, wanted);
+  const Batch batch = check_batch(op, features, rows, labels, offsets, classes, class_prior, weights, wanted);
   const SolveResult result = new_result(batch, features, labels, params.iterations, wanted);
   solve(batch, params, outputs_of(result), features);
   return result;
@@ -122,7 +127,8 @@ SolveResult adm_solve_operator(const Tensor& features, const std::optional<Tenso
                                const std::optional<double>& relaxation, int64_t iterations, double tol,
                                bool normalize, const std::string& form, int64_t probs_size,
                                int64_t weights_rows, int64_t proportions_size, bool history,
-                               const std::optional<Tensor>& class_prior, bool roots) {
+                               const std::optional<Tensor>& class_prior, bool roots,
+                               const std::optional<Tensor>& weights) {
   AdmParams p;
   p.lam = lam;
   p.alpha = alpha;
@@ -141,12 +147,15 @@ SolveResult adm_solve_operator(const Tensor& features, const std::optional<Tenso
   p.normalize = normalize;
   p.roots = roots;
   p.form = form_of(form);
+  STD_TORCH_CHECK(!weights || p.form != Form::dual,
+                  "adm_solve: form must be 'auto' or 'primal' with weights, got 'dual'");
   Wanted wanted;
   wanted.probs_size = probs_size;
   wanted.weights_rows = weights_rows;
   wanted.proportions_size = proportions_size;
   wanted.history = history;
-  return solve_operator("adm_solve", solve, p, features, rows, labels, offsets, classes, class_prior, wanted);
+  return solve_operator("adm_solve", solve, p, features, rows, labels, offsets, classes, class_prior, weights,
+                        wanted);
 }
 
 template <Solve<GdParams> solve>
@@ -156,7 +165,8 @@ SolveResult gd_solve_operator(const Tensor& features, const std::optional<Tensor
                               int64_t iterations, double lr, double adam_beta1, double adam_beta2, double eps,
                               double tol, bool normalize, int64_t probs_size, int64_t weights_rows,
                               int64_t proportions_size, bool history,
-                              const std::optional<Tensor>& class_prior) {
+                              const std::optional<Tensor>& class_prior,
+                              const std::optional<Tensor>& weights) {
   GdParams p;
   p.lam = lam;
   p.alpha = alpha;
@@ -175,7 +185,8 @@ SolveResult gd_solve_operator(const Tensor& features, const std::optional<Tensor
   wanted.weights_rows = weights_rows;
   wanted.proportions_size = proportions_size;
   wanted.history = history;
-  return solve_operator("gd_solve", solve, p, features, rows, labels, offsets, classes, class_prior, wanted);
+  return solve_operator("gd_solve", solve, p, features, rows, labels, offsets, classes, class_prior, weights,
+                        wanted);
 }
 
 }  // namespace tim_ext

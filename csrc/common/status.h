@@ -14,6 +14,7 @@ enum class Status : int64_t {
   no_support = 4,             // position: unused,  value: unused
   row_out_of_range = 5,       // position: sample,  value: the row
   result_not_finite = 6,      // the parameters left the range of the dtype
+  weights_not_finite = 7,     // position: unused,  value: the class
 };
 
 constexpr int64_t kQuery = -1;      // label of a query sample

@@ -99,6 +99,7 @@ py::dtype real_of(Dtype dtype) {
 }
 
 using Prior = std::optional<Array<double>>;
+using FirstWeights = std::optional<py::array>;
 
 tim_ext::AdmParams adm_params(Keywords& keywords) {
   const std::string form = keywords.take<std::string>("form");
@@ -155,6 +156,7 @@ py::tuple solve(const py::array& features, const std::string& dtype, const std::
              proportions_size = keywords.take<py::ssize_t>("proportions_size");
   const bool history = keywords.take<bool>("history");
   const Prior class_prior = keywords.take<Prior>("class_prior");
+  const FirstWeights first_weights = keywords.take<FirstWeights>("weights");
   const Run run = Run::start(keywords);
   tim_ext::Batch batch;
   batch.dtype = dtype_of(dtype);
@@ -166,6 +168,7 @@ py::tuple solve(const py::array& features, const std::string& dtype, const std::
   batch.offsets = offsets.data();
   batch.classes = classes.data();
   batch.class_prior = class_prior ? class_prior->data() : nullptr;
+  batch.weights = first_weights ? input("the first weights", *first_weights) : nullptr;
   batch.tasks = classes.size();
   const py::dtype real = real_of(batch.dtype), integer = py::dtype::of<int64_t>();
   const py::ssize_t length = history ? params.iterations + 1 : 0;

@@ -38,6 +38,11 @@ REFUSALS: dict[str, tuple[dict[str, Any], str, str]] = {
     "iterations": ({"iterations": 3}, "ValueError", "iterations: expected the same on all ranks, got 150"),
     "normalize": ({"normalize": False}, "ValueError", "normalize: expected the same on all ranks"),
     "prior": ({"class_prior": [0.2, 0.3, 0.5]}, "ValueError", "class_prior: expected the same on all ranks"),
+    "weights": (
+        {"weights": TASK.features[:3]},
+        "ValueError",
+        "weights: expected the same on all ranks, got None",
+    ),
     "method": ({"method": "gd"}, "ValueError", "method: expected the same on all ranks, got 'adm' on rank 0"),
     "beta": ({"beta": -1}, "ValueError", "rank 1: beta: expected a finite number > 0, got -1.0"),
     "integers": ({"dtype": torch.int64}, "TypeError", "rank 1: features: expected float32, float64"),
@@ -113,6 +118,21 @@ def test_all_ranks_refuse_with_one_message():
             "labels: expected support of each class 0 to 3, got none of class 3",
         ),
         ({"class_prior": [0.5, 0.5]}, ValueError, "class_prior: expected shape"),
+        (
+            {"weights": TASK.features[:4]},
+            ValueError,
+            r"weights: expected shape \[3, 10\], a row for each class",
+        ),
+        (
+            {"weights": TASK.features[:3, :9]},
+            ValueError,
+            r"weights: expected shape \[K, 10\] to match features",
+        ),
+        (
+            {"weights": TASK.features[:3] / 0},
+            ValueError,
+            "weights: expected finite values, got NaN or Inf for",
+        ),
         ({"cache_bytes": -1}, ValueError, "cache_bytes: expected an integer >= 0, got -1"),
         ({"callback": 3}, TypeError, "callback: expected a function, got int"),
         ({"outputs": ["confidences"]}, ValueError, "outputs: expected a tuple of names out of 'probs'"),

@@ -41,6 +41,7 @@ def many_classes() -> tuple[Tensor, Tensor]:
 
 
 SHORT = {"iterations": 25}
+FIRST = torch.eye(SMALL["d"], dtype=F64)[: len(SMALL["shots"])]
 EVEN, UNEVEN, HOLE = (0, 1, 2, 3, 4), (0, 0.2, 0.3, 3.8, 4), (0, 0, 2.5, 2.5, 4)  # shard ends, in quarters
 CASES: dict[str, tuple[str, Callable[[], tuple[Tensor, Tensor]], tuple[float, ...], dict[str, Any]]] = {
     "adm": ("adm", partial(mixed_task, **SMALL), EVEN, {"history": True}),
@@ -65,6 +66,7 @@ CASES: dict[str, tuple[str, Callable[[], tuple[Tensor, Tensor]], tuple[float, ..
         EVEN,
         {"temperature": 9000.0, "iterations": 9},
     ),
+    "adm, first weights": ("adm", partial(mixed_task, **SMALL), UNEVEN, {"weights": FIRST, "history": True}),
     "adm, no query": ("adm", partial(mixed_task, **SMALL | {"queries": 0}), EVEN, {"history": True}),
     "adm, lam = 0": ("adm", partial(mixed_task, **SMALL), EVEN, {"lam": 0.0}),
     "adm, one class": ("adm", partial(mixed_task, seed=1, shots=(3,), queries=50, d=7), EVEN, {}),

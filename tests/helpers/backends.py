@@ -124,6 +124,7 @@ class Emulated(Backend):
         classes: Tensor,
         *,
         class_prior: Tensor | None = None,
+        weights: Tensor | None = None,
         roots: bool = False,
         **options: Any,
     ) -> tuple[Tensor, ...]:
@@ -137,6 +138,7 @@ class Emulated(Backend):
             offsets.numpy(),
             classes.numpy(),
             class_prior=None if class_prior is None else class_prior.numpy(),
+            weights=None if weights is None else weights.numpy(),
             emulation=self._how,
             **options,
         )

@@ -39,6 +39,7 @@ def steps(dtype: torch.dtype) -> dict[str, torch.Tensor]:
     return {name: tensor.to(dtype) for name, tensor in tensors.items()} | {"labels": LABELS}
 
 
+FIRST = WEIGHTS.view(9, 11)  # of the three tasks, one after the other
 PRIOR = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64).repeat(3)
 ADM = {"beta": BETA, "smoothing": 0.0, "relaxation": 1.0, "form": "auto", "roots": False}
 GD = {"entropy_order": 1.0, "lr": 1e-3, "adam_beta1": 0.9, "adam_beta2": 0.999, "eps": 1e-8}
@@ -65,6 +66,7 @@ def solve_arguments(dtype=torch.float32, own=ADM, **changed):
         "proportions_size": 9,
         "history": True,
         "class_prior": None,
+        "weights": None,
     }
     tensors |= {name: value for name, value in changed.items() if name in tensors}
     options |= {name: value for name, value in changed.items() if name in options}
@@ -82,6 +84,7 @@ def samples() -> dict[str, list[tuple[tuple, dict]]]:
             solve_arguments(torch.float64, rows=rows, form="primal", history=False),
             solve_arguments(torch.float16, probs_size=0, weights_rows=0, iterations=0),
             solve_arguments(class_prior=PRIOR),
+            solve_arguments(torch.float64, weights=FIRST),
             solve_arguments(marginal_weight=None, smoothing=None, relaxation=0.5, iterations=30, roots=True),
         ],
         "gd_solve": [
@@ -89,6 +92,7 @@ def samples() -> dict[str, list[tuple[tuple, dict]]]:
             solve_arguments(torch.float64, GD, rows=rows, entropy_order=2.0, history=False),
             solve_arguments(torch.bfloat16, GD, probs_size=0, weights_rows=0, iterations=0),
             solve_arguments(own=GD, class_prior=PRIOR),
+            solve_arguments(torch.bfloat16, GD, weights=FIRST.float()),
         ],
         "gd_gradient": [
             ((FEATURES, WEIGHTS, LABELS), TERMS),

@@ -167,6 +167,7 @@ class SingleSchedule:
 
 SINGLE, DOUBLE = torch.float32, torch.float64
 THREE = (3, 2, 14, 19), (5, 1, 22, 19), (2, 3, 31, 19)  # more tasks than blocks, if there is one processor
+FIRST = torch.randn(4, 19, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 4
 ONE = {"processors": 1}
 SMALL_TEAM = {"processors": 3, "shared_per_block": 49152}
 LARGE = {"device": {"processors": 3}, "iterations": 2, "history": False, "tol": 1e-3}
@@ -206,6 +207,11 @@ CASES: dict[str, Callable[[str, int], None]] = {
         "dual", SINGLE, (4, 3, 150, 16), **LARGE | {"device": SMALL_TEAM}, smoothing=0.6
     ),
     "smoothing of a team, primal": solver_case("primal", SINGLE, (4, 3, 250, 40), **LARGE, smoothing=0.6),
+    "first weights": solver_case("primal", SINGLE, (4, 2, 30, 19), smoothing=0.6, weights=FIRST),
+    "first weights, gd": solver_case("gd", DOUBLE, (4, 2, 30, 19), weights=FIRST),
+    "first weights of a team": solver_case(
+        "primal", SINGLE, (4, 3, 250, 19), **LARGE, smoothing=0.6, weights=FIRST
+    ),
     "prior": solver_case("dual", SINGLE, (4, 2, 30, 19), class_prior=(0.4, 0.1, 0.3, 0.2)),
     "dual of a team": solver_case("dual", SINGLE, (10, 1, 720, 16), **LARGE),
     "primal of a team": solver_case("primal", SINGLE, (16, 1, 2000, 80), **LARGE),

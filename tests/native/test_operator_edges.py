@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.operator_calls import ADM, FEATURES, GD, LABELS, PRIOR, TERMS, WEIGHTS, samples, solve_arguments
+from helpers.operator_calls import (
+    ADM,
+    FEATURES,
+    FIRST,
+    GD,
+    LABELS,
+    PRIOR,
+    TERMS,
+    WEIGHTS,
+    samples,
+    solve_arguments,
+)
 
 import tim_ext
 
@@ -122,7 +133,9 @@ def test_a_meta_tensor_among_others_is_refused(name, position):
 def test_all_meta_tensors_give_shapes(name):
     for arguments, options in samples()[name]:
         meta = [value.to("meta") if isinstance(value, torch.Tensor) else value for value in arguments]
-        shapes = getattr(ops, name)(*meta, **options)
+        first = options.get("weights")
+        moved = options if first is None else {**options, "weights": first.to("meta")}
+        shapes = getattr(ops, name)(*meta, **moved)
         expected = getattr(ops, name)(*arguments, **options)
         for shape, value in zip(
             *(((x,) if isinstance(x, torch.Tensor) else x) for x in (shapes, expected)), strict=True
@@ -130,10 +143,11 @@ def test_all_meta_tensors_give_shapes(name):
             assert (shape.shape, shape.dtype, shape.device.type) == (value.shape, value.dtype, "meta")
 
 
-def test_a_prior_on_the_meta_device_is_refused():
+@pytest.mark.parametrize(("name", "value"), [("class_prior", PRIOR), ("weights", FIRST)])
+def test_a_prior_or_weights_on_the_meta_device_are_refused(name, value):
     for own in (ADM, GD):
-        with pytest.raises(RuntimeError, match="solve: class_prior must be on the device of features"):
-            solve(own, class_prior=PRIOR.to("meta"))
+        with pytest.raises(RuntimeError, match=f"solve: {name} must be on the device of features"):
+            solve(own, **{name: value.to("meta")})
 
 
 # Gradients ----------------------------------------------------------------------------------------

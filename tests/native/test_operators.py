@@ -9,6 +9,7 @@ from helpers.operator_calls import (
     ALPHA,
     BETA,
     FEATURES,
+    FIRST,
     GD,
     LABELS,
     LAM,
@@ -235,6 +236,9 @@ def test_gd_gradient_refuses_bad_arguments(arguments, options, word):
         ({"class_prior": PRIOR.float()}, "class_prior"),
         ({"class_prior": PRIOR - 0.2}, "class_prior must be > 0"),
         ({"class_prior": PRIOR * torch.nan}, "class_prior must be > 0"),
+        ({"weights": FIRST}, "weights"),  # float64 with features of float32
+        ({"weights": FIRST[:8].float()}, "weights"),
+        ({"weights": FIRST[:, 1:].float()}, "weights"),
     ],
     ids=str,
 )
@@ -244,8 +248,9 @@ def test_solvers_refuse_bad_arguments(own, changed, word):
         (ops.adm_solve if own is ADM else ops.gd_solve)(*arguments, **options)
 
 
-def test_adm_solve_refuses_an_unknown_form():
-    arguments, options = solve_arguments(form="fast")
+@pytest.mark.parametrize("changed", [{"form": "fast"}, {"form": "dual", "weights": FIRST.float()}], ids=str)
+def test_adm_solve_refuses_a_form(changed):
+    arguments, options = solve_arguments(**changed)
     with pytest.raises(RuntimeError, match="form"):
         ops.adm_solve(*arguments, **options)
 

@@ -124,6 +124,9 @@ int run(int seed) {
   size_t at = 0;
   for (int64_t K : classes)
     for (int64_t k = 0; k < K; ++k) prior[at++] = 1.0 / double(K);
+  std::vector<double> first(size_t(all_classes * dim));
+  for (auto& w : first) w = noise() / std::sqrt(double(dim));
+  const std::vector<float> first_single(first.begin(), first.end());
   Batch batch;
   batch.dtype = dtype;
   batch.features = features.data();
@@ -134,6 +137,8 @@ int run(int seed) {
   batch.offsets = offsets.data();
   batch.classes = classes.data();
   batch.class_prior = pick(0, 1) ? prior.data() : nullptr;
+  if (pick(0, 2) == 0)
+    batch.weights = real == 8 ? static_cast<const void*>(first.data()) : first_single.data();
   batch.tasks = tasks;
 
   const int64_t rounds = pick(0, 4) ? pick(0, 6) : 30;  // more than it takes to decide
@@ -200,6 +205,7 @@ int run(int seed) {
   Batch part = batch;
   part.rows = nullptr;
   part.class_prior = nullptr;
+  part.weights = nullptr;
   part.tasks = 1;
   const size_t n = size_t(offsets[1]), K = size_t(classes[0]), size = size_t(real);
   const size_t lanes = size_t(shard_lanes(offsets[1]));

@@ -39,6 +39,11 @@ ADM_REFUSALS = [
     ({"beta": 0}, ValueError, "beta: expected a finite number > 0, got 0"),
     ({"beta": NAN}, ValueError, "beta: expected a finite number > 0, got nan"),
     ({"form": "fast"}, ValueError, "form: expected one of 'auto', 'dual', 'primal', got 'fast'"),
+    (
+        {"form": "dual", "weights": X[:2]},
+        ValueError,
+        "form: expected 'auto' or 'primal' with weights=, as the dual form keeps W as sums of samples",
+    ),
 ]
 GD_REFUSALS = [
     ({"entropy_order": 0}, ValueError, "entropy_order: expected a finite number > 0, got 0"),

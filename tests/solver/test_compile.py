@@ -11,7 +11,14 @@ import tim_ext
 TASK = make_task(0, (2, 2, 2), 9, 6, noise=0.5)
 
 
-@pytest.mark.parametrize("hyper", [{}, {"temperature": 10.0, "iterations": 3}], ids=["defaults", "given"])
+HYPER = {
+    "defaults": {},
+    "given": {"temperature": 10.0, "iterations": 3},
+    "weights": {"weights": TASK.features[:3]},
+}
+
+
+@pytest.mark.parametrize("hyper", HYPER.values(), ids=HYPER)
 @pytest.mark.parametrize("solve", [tim_ext.adm, tim_ext.gd], ids=["adm", "gd"])
 def test_a_compiled_solve_gives_the_same(solve, hyper):
     torch.compiler.reset()

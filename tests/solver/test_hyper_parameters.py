@@ -107,6 +107,11 @@ def test_an_exchange_would_show(name, first, second):
         assert distance > APART
 
 
+@pytest.mark.parametrize(("solve", "method", "hyper"), [(adm, reference.adm, ADM), (gd, reference.gd, GD)])
+def test_lost_weights_would_show(solve, method, hyper):
+    assert (solve(method, hyper, weights=WEIGHTS) - solve(method, hyper)).abs().max() > APART
+
+
 @pytest.mark.parametrize("solve", [adm, gd, gradient], ids=["adm", "gd", "gd_gradient"])
 def test_a_lost_class_prior_would_show(solve):
     if solve is gradient:
@@ -133,6 +138,12 @@ def test_gd(backend):
 
 
 @backends
+def test_with_weights(backend):
+    assert_near(adm(backend.adm, ADM, weights=WEIGHTS), adm(reference.adm, ADM, weights=WEIGHTS))
+    assert_near(gd(backend.gd, GD, weights=WEIGHTS), gd(reference.gd, GD, weights=WEIGHTS))
+
+
+@backends
 def test_gd_gradient(backend):
     loss, terms, slope = backend.gd_gradient(
         FEATURES[None], WEIGHTS[None], LABELS[None], class_prior=PRIOR[None], **GRADIENT
@@ -153,8 +164,9 @@ def test_steps(backend):
 
 def test_distributed():
     hyper = {name: value for name, value in ADM.items() if name != "smoothing"}  # which it does not have
-    assert_near(adm(distributed.adm, hyper), adm(reference.adm, hyper))
-    assert_near(gd(distributed.gd, GD), gd(reference.gd, GD))
+    for first in (None, WEIGHTS):
+        assert_near(adm(distributed.adm, hyper, weights=first), adm(reference.adm, hyper, weights=first))
+        assert_near(gd(distributed.gd, GD, weights=first), gd(reference.gd, GD, weights=first))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -37,6 +37,7 @@ class Job:
     shard: Shard
     params: Any
     prior: Any
+    weights: Tensor | None  # [K, d] float64: the first W; None: prototypes
     outputs: Sequence[str]
     cache_bytes: int
     callback: Callable[[int], object] | None
@@ -71,7 +72,7 @@ class Iterations:
             self.log_prior = -torch.log2(classes * to_proportions("class_prior", job.prior, classes))
 
     def _start(self) -> float:
-        """The size of the task, its mean and W = the prototypes; returns the mean of ||z_i - mean||^2."""
+        """The size of the task, its mean and the first W; returns the mean of ||z_i - mean||^2."""
         shard, classes, dim = self.shard, self.classes, self.dim
 
         def local() -> Tensor:
@@ -89,7 +90,8 @@ class Iterations:
         means = total[classes + 1 : classes + dim + 2] / (self.support + self.queries)
         self.mean = means[:-1].to(shard.real).double()
         shard.centre(self.mean)
-        self.weights = sums.view(classes, dim) / self.counts[:, None] - self.mean  # w_k(0)
+        first = sums.view(classes, dim) / self.counts[:, None]  # the prototypes
+        self.weights = (first if self.job.weights is None else self.job.weights) - self.mean  # w_k(0)
         return float(means[-1] - self.mean.square().sum())
 
     def solve(self) -> Result:

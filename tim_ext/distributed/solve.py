@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from ..solver.params import (
     check_flag,
     check_outputs,
 )
-from ..solver.refusals import LABEL_OUT_OF_RANGE, NO_SUPPORT, refusal
+from ..solver.refusals import LABEL_OUT_OF_RANGE, NO_SUPPORT, WEIGHTS_NOT_FINITE, refusal
 from ..solver.result import Result, ShortRepr
 from .iterations import AdmIterations, GdIterations, Iterations, Job
 from .ranks import LostRankError, Ranks, open_ranks
@@ -50,6 +51,7 @@ def adm(
     temperature: float = ADM.temperature,
     marginal_weight: float | str = ADM.marginal_weight,
     class_prior: Any = None,
+    weights: Any = None,
     relaxation: float = ADM.relaxation,
     iterations: int = ADM.iterations,
     tol: float = ADM.tol,
@@ -73,6 +75,7 @@ def adm(
         num_classes: K; by default the largest label of all ranks + 1.
         normalize, lam, alpha, beta, temperature, marginal_weight, class_prior, relaxation, iterations, tol,
             history: as in `tim_ext.adm`. There is no `smoothing` over ranks.
+        weights: [K, d], the first W, the same on all ranks; by default the prototypes.
         outputs: which of "probs" [n, K], "predictions" [n], "weights" [K, d] to return; only "weights" saves
             a pass over the samples, and `classify` gives the others block by block.
         cache_bytes: memory for log p between the two passes of an iteration. Samples that do not fit have it
@@ -106,6 +109,7 @@ def gd(
     marginal_weight: float = GD.marginal_weight,
     entropy_order: float = GD.entropy_order,
     class_prior: Any = None,
+    weights: Any = None,
     iterations: int = GD.iterations,
     lr: float = GD.lr,
     betas: tuple[float, float] = GD.betas,
@@ -190,6 +194,8 @@ def _solve(
             source = f"label {top}" if job.num_classes is None else f"num_classes={count}"
             expected = f"labels: expected support of each class 0 to {count - 1}"
             raise ValueError(f"{expected}, got only {samples} samples ({source})")
+        if job.weights is not None and len(job.weights) != count:
+            refuse_shape("weights", f"[{count}, {job.weights.shape[1]}], a row for each class", job.weights)
         return method(ranks, job, count).solve()
 
 
@@ -201,6 +207,7 @@ def _check(
     labels: Any,
     num_classes: int | None,
     class_prior: Any,
+    weights: Any,
     normalize: bool,
     history: bool,
     outputs: Sequence[str],
@@ -230,10 +237,12 @@ def _check(
         problem = LABEL_OUT_OF_RANGE, at, int(marks[at])
     _check_rows(*problem, num_classes)
     prior = None if class_prior is None else to_numbers("class_prior", class_prior).tolist()
+    first = None if weights is None else _check_weights(weights, rows)
     job = Job(
         shard=shard,
         params=params,
         prior=class_prior,
+        weights=first,
         outputs=names,
         cache_bytes=cache_bytes,
         callback=callback,
@@ -242,9 +251,25 @@ def _check(
     )
     same = {"method": name, "d": rows.shape[1], "dtype": str(rows.dtype).removeprefix("torch.")}
     same |= {"num_classes": num_classes, "normalize": normalize, "history": history, **asdict(params)}
-    same |= {"class_prior": prior}
+    same |= {"class_prior": prior, "weights": None if first is None else _digest(first)}
     facts = {"top": top, "samples": int((marks != PADDING).sum()), "same": same}
     return job, facts
+
+
+def _check_weights(value: Any, rows: Tensor) -> Tensor:
+    """[K, d], float64 on the CPU; whether K is right is known when all ranks have met."""
+    weights = to_features("weights", value)
+    if weights.dim() != 2 or weights.shape[1] != rows.shape[1]:
+        refuse_shape("weights", f"[K, {rows.shape[1]}] to match features", weights)
+    wrong = ~weights.isfinite().all(dim=1)
+    if wrong.any():
+        raise ValueError(refusal(WEIGHTS_NOT_FINITE, 0, int(wrong.nonzero()[0]), None))
+    return weights.to("cpu", torch.float64)
+
+
+def _digest(weights: Tensor) -> str:
+    """That two ranks have the same W is seen without sending it."""
+    return f"{list(weights.shape)} {sha256(weights.numpy().tobytes()).hexdigest()[:16]}"
 
 
 def _check_rows(code: int, position: int, value: int, classes: int | None = None) -> None:

@@ -23,6 +23,7 @@ from .inputs import (
     to_numbers,
     to_proportions,
     to_tensor,
+    to_weights,
 )
 from .params import TimParams, check_count
 from .refusals import in_task, refusal
@@ -41,6 +42,7 @@ class Batch(NamedTuple):
     counts: Sequence[int]  # K_t
     lead: tuple[int, ...] | None  # () for one task, (T,) for a batch of equal shapes, None for a list
     class_prior: Tensor | None = None  # [sum K_t]  float64, CPU; None: uniform
+    weights: Tensor | None = None  # [sum K_t, d]  the first W, of the type computed in; None: prototypes
 
     def tasks(self) -> Iterator[tuple[Tensor, Tensor, int]]:
         """Rows [N], labels [N] and K of each task."""
@@ -55,15 +57,30 @@ class Batch(NamedTuple):
             return [None] * len(self.counts)
         return torch.split(self.class_prior, list(self.counts))
 
+    def first_weights(self) -> Sequence[Tensor | None]:
+        """The first W [K, d] of each task."""
+        if self.weights is None:
+            return [None] * len(self.counts)
+        return torch.split(self.weights, list(self.counts))
+
 
 def make_batch(
-    features: Any, labels: Any, index: Any = None, num_classes: int | None = None, class_prior: Any = None
+    features: Any,
+    labels: Any,
+    index: Any = None,
+    num_classes: int | None = None,
+    class_prior: Any = None,
+    weights: Any = None,
 ) -> Batch:
     """Checks everything that needs no look at the feature values, and copies only what is not contiguous."""
     if num_classes is not None:
         num_classes = check_count("num_classes", num_classes, at_least=1)
     batch = _make_batch(features, labels, index, num_classes)
-    return batch if class_prior is None else batch._replace(class_prior=_class_prior(class_prior, batch))
+    if class_prior is not None:
+        batch = batch._replace(class_prior=_class_prior(class_prior, batch))
+    if weights is not None:
+        batch = batch._replace(weights=_first_weights(weights, batch))
+    return batch
 
 
 def _make_batch(features: Any, labels: Any, index: Any, num_classes: int | None) -> Batch:
@@ -198,6 +215,27 @@ def _class_prior(value: Any, batch: Batch) -> Tensor:
                 f"and task {t} has {count}, got one vector"
             )
     return to_proportions("class_prior", vectors, counts[0]).repeat(total)
+
+
+def _first_weights(value: Any, batch: Batch) -> Tensor:
+    """[sum K_t, d] from one [K, d] for every task, [T, K, d], or a list of [K_t, d]."""
+    total, counts = len(batch.counts), batch.counts
+    matrices = value if isinstance(value, (list, tuple)) else to_features("weights", value)
+    several = not isinstance(matrices, Tensor) or matrices.dim() == 3
+    if several and (batch.lead == () or len(matrices) != total):
+        expected = "one matrix [K, d]" + ("" if batch.lead == () else f" or {total}, one for each task")
+        raise ValueError(f"weights: expected {expected}, got {len(matrices)} of them")
+    if several:
+        return torch.cat(
+            [to_weights(f"weights[{t}]", matrices[t], K, batch.features) for t, K in enumerate(counts)]
+        )
+    for t, count in enumerate(counts):
+        if count != counts[0]:
+            raise ValueError(
+                f"weights: expected a list of matrices, as task 0 has {counts[0]} classes "
+                f"and task {t} has {count}, got one matrix"
+            )
+    return to_weights("weights", matrices, counts[0], batch.features).repeat(total, 1)
 
 
 def check_status(batch: Batch, status: Tensor) -> None:

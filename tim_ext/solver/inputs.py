@@ -89,6 +89,16 @@ def to_proportions(name: str, value: Any, count: int) -> Tensor:
     return torch.tensor([share / sum(values) for share in values], dtype=torch.float64, device="cpu")
 
 
+def to_weights(name: str, value: Any, count: int, features: Tensor) -> Tensor:
+    """[K, d] in the type that features [M, d] compute in; the kernels refuse what is not finite."""
+    tensor = to_features(name, value)
+    if tensor.shape != (count, features.shape[1]):
+        refuse_shape(name, f"[{count}, {features.shape[1]}], a row for each class", tensor)
+    check_device(name, tensor, features, "features")
+    real = torch.float64 if features.dtype == torch.float64 else torch.float32
+    return tensor.to(real).contiguous()
+
+
 def to_numbers(name: str, value: Any) -> Tensor:
     """Plain numbers in float64, which is what they are."""
     if isinstance(value, (list, tuple)) and all(isinstance(item, Real) for item in value):

@@ -198,6 +198,14 @@ class GdParams(TimParams):
         return arguments
 
 
+def check_form_with_weights(params: TimParams, weights: Any) -> None:
+    if weights is not None and getattr(params, "form", AUTO) == "dual":
+        raise ValueError(
+            "form: expected 'auto' or 'primal' with weights=, as the dual form keeps W as sums of samples, "
+            "which given weights need not be, got 'dual'"
+        )
+
+
 for params in (TimParams, AdmParams, GdParams):
     params.CHECKS = {declared.name: declared.metadata["check"] for declared in fields(params)}
 

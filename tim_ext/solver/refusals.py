@@ -9,10 +9,12 @@ from .inputs import PADDING, QUERY
 
 # csrc/common/status.h
 NOT_FINITE, LABEL_OUT_OF_RANGE, CLASS_WITHOUT_SUPPORT, NO_SUPPORT, ROW_OUT_OF_RANGE = 1, 2, 3, 4, 5
-RESULT_NOT_FINITE = 6
+RESULT_NOT_FINITE, WEIGHTS_NOT_FINITE = 6, 7
 
 
-def find_problem(features: Tensor, rows: Tensor, labels: Tensor, count: int) -> tuple[int, int, int]:
+def find_problem(
+    features: Tensor, rows: Tensor, labels: Tensor, count: int, weights: Tensor | None = None
+) -> tuple[int, int, int]:
     """(code, position, value) of one task, as the kernels report it; padding is never looked at."""
     problem = find_label_problem(len(features), rows, labels, count)
     if problem[0] == 0:
@@ -20,6 +22,8 @@ def find_problem(features: Tensor, rows: Tensor, labels: Tensor, count: int) -> 
         wrong = ~features[rows[used]].isfinite().all(dim=1)
         if wrong.any():
             return NOT_FINITE, int(used.nonzero()[wrong][0]), 0
+        if weights is not None and not weights.isfinite().all():
+            return WEIGHTS_NOT_FINITE, 0, int((~weights.isfinite().all(dim=1)).nonzero()[0])
     return problem
 
 
@@ -53,6 +57,7 @@ def refusal(code: int, position: int, value: int, classes: int | None, rows: int
         ROW_OUT_OF_RANGE: f"index: expected rows 0 to {rows - 1} of features, got {value} at {sample}",
         RESULT_NOT_FINITE: "the hyper-parameters (or features with normalize=False) are too extreme: "
         f"expected finite probabilities, got NaN or Inf{here}; float64 has a wider range",
+        WEIGHTS_NOT_FINITE: f"weights: expected finite values, got NaN or Inf for class {value}{here}",
     }[code]
 
 

@@ -10,7 +10,16 @@ from torch import Tensor
 
 from . import native
 from .batch import check_status, make_batch, make_result
-from .params import ADM, GD, OUTPUTS, ROBUST, TimParams, check_flag, check_outputs
+from .params import (
+    ADM,
+    GD,
+    OUTPUTS,
+    ROBUST,
+    TimParams,
+    check_flag,
+    check_form_with_weights,
+    check_outputs,
+)
 from .renames import renamed
 from .result import Result
 from .roots import with_roots
@@ -30,6 +39,7 @@ def adm(
     temperature: float = ADM.temperature,
     marginal_weight: float | str = ADM.marginal_weight,
     class_prior: Any = None,
+    weights: Any = None,
     smoothing: float | str = ADM.smoothing,
     relaxation: float | str = ADM.relaxation,
     iterations: int = ADM.iterations,
@@ -60,13 +70,16 @@ def adm(
         class_prior: proportions of the classes among the queries, if known: [K] for all tasks, [T, K], or a
             list of [K_t], each > 0 and of sum 1. The marginal entropy, largest for equal proportions, becomes
             log K - KL(phat || prior). `tim_ext.reference.q_update` derives the update.
+        weights: the first W, as `Result.weights` of an earlier solve: [K, d] for all tasks, [T, K, d], or a
+            list of [K_t, d]; by default the prototypes. Such tasks are solved in the primal form. With `tol`
+            it saves iterations: `adm(features, more_labels, weights=before.weights, tol=1e-2)`.
         smoothing: reach r of a smoothing over the graph of nearest neighbours, 0 <= r < 1; 0 leaves it out.
-            "auto": 0.7 s^-0.2, longer with more than 50 samples per class. Samples keep their length; `weights` are then points among the smoothed
-            samples. `tim_ext.reference.smooth` has the equations.
+            "auto": 0.7 s^-0.2, longer with more than 50 samples per class. Samples keep their length; `weights`
+            are then points among the smoothed samples. `tim_ext.reference.smooth` has the equations.
         relaxation: factor > 0 of every step of W; 1 is the paper's step, 0.5 half of it. "auto": each task chooses
             its steps, longer where that is stable and shorter where it is not, so that 60 iterations do for 150;
             the last ones are guarded. `tim_ext.solver.steps.StepControl` has the rule.
-        iterations: number of updates; 0 gives the prototypes.
+        iterations: number of updates; 0 gives the prototypes, or `weights`.
         tol: stop a task when no probability moved by more than this in an iteration; 0 runs them all.
         form: "dual" (Gram domain, fast for N small against d), "primal", or "auto" by cost.
         history: also return the terms of the loss at every iteration.
@@ -98,6 +111,7 @@ def robust(
     temperature: float = ROBUST.temperature,
     marginal_weight: float | str = ROBUST.marginal_weight,
     class_prior: Any = None,
+    weights: Any = None,
     smoothing: float | str = ROBUST.smoothing,
     relaxation: float | str = ROBUST.relaxation,
     iterations: int = ROBUST.iterations,
@@ -134,6 +148,7 @@ def gd(
     marginal_weight: float = GD.marginal_weight,
     entropy_order: float = GD.entropy_order,
     class_prior: Any = None,
+    weights: Any = None,
     iterations: int = GD.iterations,
     lr: float = GD.lr,
     betas: tuple[float, float] = GD.betas,
@@ -161,7 +176,9 @@ def gd(
             equal proportions of the classes.
         class_prior: proportions of the classes among the queries, if known: [K] for all tasks, [T, K], or a
             list of [K_t], each > 0 and of sum 1; uniform by default.
-        iterations: number of Adam steps; 0 gives the prototypes.
+        weights: the first W: [K, d] for all tasks, [T, K, d], or a list of [K_t, d]; by default the
+            prototypes. Adam's moments start from 0 all the same.
+        iterations: number of Adam steps; 0 gives the prototypes, or `weights`.
         lr, betas, eps: step size and constants of Adam, as in torch.optim.Adam.
         tol: stop a task when no probability moved by more than this in a step; 0 runs them all.
         history: also return the terms of the loss at every step.
@@ -184,11 +201,11 @@ def _solve(
     roots: bool = False,
 ) -> Result:
     params = defaults.given(given)
+    check_form_with_weights(params, given["weights"])
     outputs = check_outputs(given["outputs"])
     normalize, history = check_flag("normalize", given["normalize"]), check_flag("history", given["history"])
-    batch = make_batch(
-        given["features"], given["labels"], given["index"], given["num_classes"], given["class_prior"]
-    )
+    inputs = ("features", "labels", "index", "num_classes", "class_prior", "weights")
+    batch = make_batch(*(given[name] for name in inputs))
     native.require(batch.features.device)
     more = {}
     if roots and batch.features.device == native.CPU:
@@ -209,6 +226,7 @@ def _solve(
         proportions_size=sum(counts),
         history=history,
         class_prior=batch.class_prior,
+        weights=batch.weights,
         **params.arguments(),
         **more,
     )

@@ -39,8 +39,10 @@ void solve(const Batch& batch, const AdmParams& params, const Outputs& out, cons
       dual += 3 * n * n * n;
       primal += n * n * d + 500 * n * d;
     }
-    const bool use_dual = params.form == Form::automatic ? n * n * sizeof(T) <= kGramLimit && dual <= primal
-                                                         : params.form == Form::dual;
+    // Weights that are not made of the samples have no coefficients: with a first W there is only the primal form.
+    const Form form = batch.weights ? Form::primal : params.form;
+    const bool use_dual =
+        form == Form::automatic ? n * n * sizeof(T) <= kGramLimit && dual <= primal : form == Form::dual;
     return Choice{use_dual, use_dual ? dual : primal};
   };
   solve_batch<T>(

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <limits>
 #include <new>
 #include <numeric>
@@ -80,6 +81,7 @@ bool order_samples(const Batch& batch, int64_t t, int64_t classes_before, Worker
   task.query = static_cast<int64_t>(w.rows.size()) - support;
   task.classes = K;
   task.class_prior = batch.class_prior ? batch.class_prior + classes_before : nullptr;
+  task.weights = batch.weights ? static_cast<const T*>(batch.weights) + classes_before * batch.dim : nullptr;
   return true;
 }
 
@@ -105,6 +107,18 @@ void use_copy(Worker<T>& w, Task& task, T* copy) {
   task.dtype = sizeof(T) == 4 ? Dtype::f32 : Dtype::f64;
 }
 
+// Whether the first weights of a task are finite, or there are none; else the class of the first that is not.
+template <class T>
+bool finite_weights(const Task& task, int64_t* wrong) {
+  const T* const w = static_cast<const T*>(task.weights);
+  for (int64_t j = 0; w && j < task.classes * task.dim; ++j)
+    if (!std::isfinite(w[j])) {
+      *wrong = j / task.dim;
+      return false;
+    }
+  return true;
+}
+
 // A task ready to solve: its rows measured, extreme ones replaced by a copy of unit length, and their mean; or refused.
 template <class T>
 bool prepare_task(const Batch& batch, int64_t t, int64_t classes_before, bool normalize, Worker<T>& w,
@@ -120,6 +134,7 @@ bool prepare_task(const Batch& batch, int64_t t, int64_t classes_before, bool no
   const Rows rows = kernels<T>().measure_rows(task, normalize, w.scale.data(), &bad);
   if (rows == Rows::not_finite)
     return refuse(status, Status::features_not_finite, w.position[static_cast<size_t>(bad)], 0);
+  if (!finite_weights<T>(task, &bad)) return refuse(status, Status::weights_not_finite, -1, bad);
   if (rows == Rows::extreme && normalize) {
     T* copy = static_cast<T*>(w.copy.at_least(task.samples() * task.dim * int64_t(sizeof(T))));
     kernels<T>().normalize_rows(task, copy);

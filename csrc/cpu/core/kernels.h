@@ -17,6 +17,7 @@ struct Task {
   const int32_t* labels = nullptr;    // [N] class, or -1 for a query
   int64_t support = 0, query = 0, classes = 0;
   const double* class_prior = nullptr;  // [K] or null: uniform
+  const void* weights = nullptr;        // [K, dim] the first W, of the type computed in, or null: prototypes
   // [dim], of the type computed in and padded to 64 bytes: a vector that is subtracted from every sample and every w_k,
   // so that a part that all samples share costs no digits. Null: nothing is subtracted.
   const void* mean = nullptr;

@@ -43,6 +43,8 @@ void solve_wide(const Task& task, int64_t iterations, const TaskOutputs<float>& 
   kernels<float>().centre_rows(plain, one.data(), rows.data());
   const std::vector<double> features(rows.begin(), rows.end());
   const std::vector<int64_t> labels(task.labels, task.labels + N);
+  const float* const first = static_cast<const float*>(task.weights);
+  const std::vector<double> first_weights(first, first ? first + K * d : first);
   const int64_t offsets[2] = {0, N}, classes[1] = {K};
   Batch batch;
   batch.dtype = Dtype::f64;
@@ -53,6 +55,7 @@ void solve_wide(const Task& task, int64_t iterations, const TaskOutputs<float>& 
   batch.offsets = offsets;
   batch.classes = classes;
   batch.class_prior = task.class_prior;
+  batch.weights = first ? first_weights.data() : nullptr;
   batch.tasks = 1;
 
   std::vector<double> probs(out.probs ? size_t(N * K) : 0), weights(out.weights ? size_t(K * d) : 0),

@@ -84,7 +84,7 @@ void primal_solve(const Task& task, const AdmParams& params, const T* scale, con
                   const Team& team, void* work) {
   Arena arena(work);
   PrimalAdm<T> form(task, params, scale, team, arena);
-  form.prepare();
+  form.prepare(task.weights);
   *out.iterations = iterate<0>(form, task, params, form.coefs(), form.state, out);
   form.finish(out);
 }

@@ -163,15 +163,10 @@ class Gd : public PrimalPasses<T> {
     }
   }
 
-  // Loss terms and dL/dW at the weights given.
+  // Loss terms and dL/dW at the weights that it was prepared with.
   void gradient_at(const TaskGradient<T>& given) {
     const int64_t K = this->task_.classes, d = this->task_.dim, pitch = this->pitch_;
-    const T* const weights = given.weights;
     T* const gradient_out = given.gradient;
-    for (int64_t k = 0; k < K; ++k)
-      for (int64_t j = 0; j < pitch; ++j)
-        this->weights_[k * pitch + j] = j < d ? weights[k * d + j] - this->mean_at(j) : T(0);
-    this->keep_weights();
     probabilities<0>(true);
     terms(given.terms);
     gradient<0>();
@@ -287,7 +282,7 @@ void gd_solve(const Task& task, const GdParams& params, const T* scale, const Ta
               const Team& team, void* work) {
   Arena arena(work);
   Gd<T> form(task, params, scale, team, arena);
-  form.prepare();
+  form.prepare(task.weights);
   with_fixed_classes<5, 5>(task.classes, [&](auto kt) {
     *out.iterations = form.template iterate<decltype(kt)::value>(out.history);
   });
@@ -299,7 +294,7 @@ void gd_gradient(const Task& task, const GdParams& params, const T* scale, const
                  const Team& team, void* work) {
   Arena arena(work);
   Gd<T> form(task, params, scale, team, arena);
-  form.prepare();
+  form.prepare(at.weights);
   form.gradient_at(at);
 }
 

@@ -89,12 +89,24 @@ class PrimalPasses {
       for (int64_t i = 0; i < rows_; ++i) ones_[i] = T(1);
   }
 
-  // W = the prototypes; the support samples come first.
-  void prepare() {
+  // W = the weights given [K, dim], or the prototypes; the support samples come first.
+  void prepare(const void* given) {
     prepare_samples();
     const int64_t K = task_.classes;
     for (int64_t j = 0; j < K * pitch_; ++j) weights_[j] = T(0);
     for (int64_t j = 0; j < chunks_ * K * pitch_; ++j) sums_[j] = T(0);  // beyond dim they stay so
+    if (given)
+      copy_weights(static_cast<const T*>(given));
+    else
+      add_prototypes();
+    keep_weights();
+  }
+  void copy_weights(const T* given) {
+    for (int64_t k = 0; k < task_.classes; ++k)
+      for (int64_t j = 0; j < task_.dim; ++j)
+        weights_[k * pitch_ + j] = given[k * task_.dim + j] - mean_at(j);
+  }
+  void add_prototypes() {
     for (int64_t i = 0; i < task_.support; ++i) {
       const T* x;
       sample_pointers(task_, scale_, i, 1, converted_, &x);
@@ -102,7 +114,6 @@ class PrimalPasses {
       const T share = scales(i)[0] / state.count[task_.labels[i]];
       for (int64_t j = 0; j < task_.dim; ++j) w[j] += share * x[j];
     }
-    keep_weights();
   }
 
   template <class F>

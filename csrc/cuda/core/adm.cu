@@ -26,7 +26,8 @@ bool with_tile(int64_t n, F f) {
 }
 
 template <class T>
-Plan choose(int64_t samples, int64_t classes, int64_t dim, const AdmParams& params, const Device& device) {
+Plan choose(int64_t samples, int64_t classes, int64_t dim, const AdmParams& params, Form form,
+            const Device& device) {
   const double n = double(samples), d = double(dim), k = double(classes), i = double(params.iterations);
   double dual = n * n * d / 2 + i * (n * n * (k - 1) + 40 * n * k);
   double primal = i * (2 * n * d * k + 50 * n * k);
@@ -36,7 +37,7 @@ Plan choose(int64_t samples, int64_t classes, int64_t dim, const AdmParams& para
     primal += n * n * d + 500 * n * d;
   }
   Plan plan;
-  if (params.form != Form::primal) {
+  if (form != Form::primal) {
     plan.cost = dual;
     if (sizeof(T) == 4 && !smooths(params))
       with_tile(samples, [&](auto size) {
@@ -46,7 +47,7 @@ Plan choose(int64_t samples, int64_t classes, int64_t dim, const AdmParams& para
       });
     if (plan.kind > 0) return plan;
     const bool affordable = n * n * sizeof(T) <= kGramLimit && dual <= primal;
-    if (params.form == Form::dual || affordable) {
+    if (form == Form::dual || affordable) {
       const bool shared = take_dual_shared<T>(nullptr, samples).bytes <= device.shared_per_block;
       plan.kind = shared ? kSharedGram : kGlobalGram;
       plan.shareable = !shared;
@@ -61,9 +62,11 @@ Plan choose(int64_t samples, int64_t classes, int64_t dim, const AdmParams& para
 
 template <class T>
 Prepared plan(const Batch& batch, const AdmParams& params, const Device& device) {
+  // Weights that are not made of the samples have no coefficients: with a first W there is only the primal form.
+  const Form form = batch.weights ? Form::primal : params.form;
   return make_plan(
       batch, params.iterations, device,
-      [&](int64_t n, int64_t K) { return choose<T>(n, K, batch.dim, params, device); },
+      [&](int64_t n, int64_t K) { return choose<T>(n, K, batch.dim, params, form, device); },
       [&](int kind, int64_t n, int K) -> int64_t {
         if (kind <= kRegisters) return 0;
         const bool smooth = smooths(params);

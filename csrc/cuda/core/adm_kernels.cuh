@@ -309,7 +309,8 @@ __global__ void __launch_bounds__(kThreads, 1)
               }
               TIM_SYNC(team);
               if (smooth) smooth_rows(team, m.a, c, mean, m.s.pitch, shared.partial, m.s.z, m.smoothing);
-              first_weights(team, m.a, m.s, mean, static_cast<const T*>(nullptr));
+              if (smooth && problem.start != nullptr) TIM_SYNC(team);  // first_weights reads the new mean
+              first_weights(team, m.a, m.s, mean, start_of(problem, task));
               AdmPrimalForm<T> form{team, m.a, m.s, c, shared.partial};
               const int64_t iterations = adm_iterate(team, m.a, c, form, problem, task);
               write_results(team, m.a, problem, task, iterations);

@@ -3,7 +3,7 @@
 // A solve passes through: adm.cu or gd.cu here (which kernel each task gets, launches) -> the kernel
 // (*_kernels.cuh), which keeps a thread block on a task until it is solved.
 //
-// In a Batch, features, rows and labels are device pointers; offsets, classes and class_prior are host pointers,
+// In a Batch, features, rows, labels and weights are device pointers; offsets, classes and class_prior are host pointers,
 // read before the call returns. Outputs are device pointers. Nothing here allocates, synchronises or
 // copies from host memory: small tables travel as kernel arguments, so that a call can be captured in a CUDA graph.
 #pragma once

@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kThreads, 1) gd_kernel(Problem<T> problem, GdW
                 m.first[j] = m.second[j] = T(0);
               primal_start(team, m.a, m.s, rows_of(problem, task));
               TIM_SYNC(team);
-              first_weights(team, m.a, m.s, mean_of(problem, task), static_cast<const T*>(nullptr));
+              first_weights(team, m.a, m.s, mean_of(problem, task), start_of(problem, task));
               const int64_t iterations = gd_iterate(team, m, c, shared.partial, history_of(problem, task));
               write_results(team, m.a, problem, task, iterations);
               primal_finish(team, m.s, problem, task);
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kThreads, 1)
               bind_task(m.a, problem, task, samples);
               const int64_t at = task.first_class * problem.dim;
               primal_start(team, m.a, m.s, rows_of(problem, task));
-              first_weights(team, m.a, m.s, mean_of(problem, task), problem.start + at);
+              first_weights(team, m.a, m.s, mean_of(problem, task), start_of(problem, task));
               gd_probabilities(team, m, c, false, m.a.moved);
               gd_class_sums(team, m.a, c.marginal_weight, c.order);
               TIM_SYNC(team);

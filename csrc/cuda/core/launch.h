@@ -263,7 +263,8 @@ Problem<T> prepare(const Batch& batch, const Outputs& out, const Schedule& sched
   problem.labels = batch.labels;
   problem.log_priors = w.log_priors;
   problem.table = w.table;
-  problem.start = static_cast<const T*>(start);
+  problem.start = static_cast<const T*>(start ? start : batch.weights);
+  problem.checks_start = batch.weights != nullptr;
   problem.samples = w.samples;
   problem.position = w.position;
   problem.label = w.label;
@@ -284,7 +285,7 @@ Problem<T> prepare(const Batch& batch, const Outputs& out, const Schedule& sched
   problem.marginal_weight = T(marginal_weight);
   Arena shared(nullptr);
   shared.take<int>(kWarps);
-  for (int i = 0; i < 4; ++i) shared.take<int>(1);
+  for (int i = 0; i < 5; ++i) shared.take<int>(1);
   shared.take<T>(kMeanPartial<T>);
   TIM_LAUNCH((prepare_kernel<T>), batch.tasks, kThreads, size_t(shared.used()), stream, problem, normalize);
   return problem;

@@ -112,10 +112,12 @@ __global__ void __launch_bounds__(kThreads, 1) prepare_kernel(Problem<T> problem
   TIM_SHARED_MEMORY(memory);
   Arena arena(memory);
   int* warp_counts = arena.take<int>(kWarps);
-  // First sample with a bad label or row (support before queries), first class without support, first bad features.
+  // First sample with a bad label or row (support before queries), first class without support, first bad features, first
+  // class with bad initial weights.
   int* first_bad = arena.take<int>(1);
   int* first_missing = arena.take<int>(1);
   int* first_not_finite = arena.take<int>(1);
+  int* first_bad_weights = arena.take<int>(1);
   int* support = arena.take<int>(1);
   T* partial = arena.take<T>(kMeanPartial<T>);
   const int thread = int(threadIdx.x), warp = thread / kLanes, lane = lane_id();
@@ -127,7 +129,7 @@ __global__ void __launch_bounds__(kThreads, 1) prepare_kernel(Problem<T> problem
 
   for (int k = thread; k < K; k += kThreads) count[k] = 0;
   if (thread == 0) {
-    *first_bad = *first_missing = *first_not_finite = kNone;
+    *first_bad = *first_missing = *first_not_finite = *first_bad_weights = kNone;
     *support = 0;
   }
   __syncthreads();
@@ -171,9 +173,15 @@ __global__ void __launch_bounds__(kThreads, 1) prepare_kernel(Problem<T> problem
       if (!measure_row(rows, i, normalize, problem.scale + 2 * (at + i)) && lane == 0)
         atomicMin(first_not_finite, problem.position[at + i]);
   }
+  if (problem.checks_start)
+    for (int64_t j = thread; j < K * problem.dim; j += kThreads) {
+      const T w = problem.start[task.first_class * problem.dim + j];
+      if (w - w != 0) atomicMin(first_bad_weights, int(j / problem.dim));  // true for Inf and NaN
+    }
   __syncthreads();
 
-  const bool refused = *first_bad != kNone || *first_missing != kNone || *first_not_finite != kNone;
+  const bool refused = *first_bad != kNone || *first_missing != kNone || *first_not_finite != kNone ||
+                       *first_bad_weights != kNone;
   if (!refused) mean_row(rows_of(problem, task), before, partial, mean_of(problem, task), problem.mean_pitch);
   if (thread == 0) {
     TaskSamples found{};
@@ -199,6 +207,10 @@ __global__ void __launch_bounds__(kThreads, 1) prepare_kernel(Problem<T> problem
     } else if (*first_not_finite != kNone) {
       code = Status::features_not_finite;
       where = *first_not_finite;
+    } else if (*first_bad_weights != kNone) {
+      code = Status::weights_not_finite;
+      where = -1;
+      value = *first_bad_weights;
     }
     int64_t* status = problem.status + 3 * int64_t(task.task);
     status[0] = int64_t(code);

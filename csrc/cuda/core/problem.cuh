@@ -24,7 +24,8 @@ template <class T>
 struct Problem {
   const void* features;  // [M, dim]
   Dtype dtype;
-  bool aligned;  // whether rows allow vector loads
+  bool aligned;       // whether rows allow vector loads
+  bool checks_start;  // whether a task whose initial weights are not finite is refused
   int64_t pool_rows, dim;
   const int64_t* rows;       // [R] or null
   const int64_t* labels;     // [R]
@@ -171,6 +172,10 @@ struct MatrixRows {
 template <class T>
 __device__ __forceinline__ T* mean_of(const Problem<T>& problem, const TaskEntry& task) {
   return problem.mean + task.task * problem.mean_pitch;
+}
+template <class T>
+__device__ __forceinline__ const T* start_of(const Problem<T>& problem, const TaskEntry& task) {
+  return problem.start != nullptr ? problem.start + task.first_class * problem.dim : nullptr;
 }
 template <class T>
 __device__ FeatureRows<T> rows_of(const Problem<T>& problem, const TaskEntry& task) {
