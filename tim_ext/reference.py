@@ -173,7 +173,7 @@ def solve_adm(
     decides = params.marginal_weight == AUTO
     m = UNDECIDED_MARGINAL if decides else float(params.marginal_weight)
 
-    z = smooth(z, num_classes, 0.7 * shots**-0.2 if params.smoothing == AUTO else float(params.smoothing))
+    z = smooth(z, num_classes, reach(params.smoothing, shots))
     w = prototypes(z, a)
     log_p = log_distance_softmax(z, w, params.temperature)
     terms[0] = loss_terms(log_p, a, support, query, prior)
@@ -231,20 +231,29 @@ def unit_length(z: Tensor) -> Tensor:
     return z / torch.where(length > 0, length, 1)
 
 
-def smooth(z: Tensor, num_classes: int, reach: float) -> Tensor:
+def smooth(z: Tensor, num_classes: int, r: float) -> Tensor:
     """z_i <- ||z_i|| y_i / ||y_i||,  y = (I - r S)^-1 z: every sample, and what its neighbours have in common
 
     S = D^-1/2 A D^-1/2, D_i = sum_j a_ij, over the k = N / 2K (3 to 10) nearest neighbours of each sample.
     """
-    if reach == 0:
+    if r == 0:
         return z
-    nearest = min(max(3, min(10, (len(z) + num_classes) // (2 * num_classes))), len(z) - 1)
-    a = neighbour_graph(z, nearest)
+    a = neighbour_graph(z, neighbours(len(z), num_classes))
     d = a.sum(dim=1).clamp(min=1e-9).rsqrt()  # of a sample without neighbours: anything, as its a_ij are 0
     s = d[:, None] * a * d
-    y = torch.linalg.solve(torch.eye(len(z)).to(z) - reach * s, z)
+    y = torch.linalg.solve(torch.eye(len(z)).to(z) - r * s, z)
     length: Tensor = z.norm(dim=1, keepdim=True)
     return length * unit_length(y)
+
+
+def reach(smoothing: float | str, shots: float) -> float:
+    """r; "auto": 0.7 s^-0.2, s support samples per class"""
+    return 0.7 * shots**-0.2 if smoothing == AUTO else float(smoothing)
+
+
+def neighbours(samples: int, num_classes: int) -> int:
+    """k = N / 2K, at least 3 and at most 10, where there are so many"""
+    return min(max(3, min(10, (samples + num_classes) // (2 * num_classes))), samples - 1)
 
 
 def neighbour_graph(z: Tensor, nearest: int) -> Tensor:
