@@ -11,8 +11,8 @@ Each FILE holds `features` [M, d] and `labels` [M]. Of the unlabelled rows of a 
 
 The first three take the class of the nearest point, z_i the (square roots of the) features at unit length.
 The last two columns: how many unlabelled rows of the fit would get the class that the fit gave them, with W
-as it is and with the means. Settings with 20 classes get a third of the tasks; --whole: draws of the labelled
-rows where all classes and rows of FILE are one task.
+as it is and with the means. --whole: draws of the labelled rows where all classes and rows of FILE are one
+task.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ def one_task(features: Tensor, labels: Tensor, truth: Tensor, draw: torch.Genera
 def settings(labels: Any, count: int, whole: int) -> Iterator[tuple[str, Any, int]]:
     """Name, sampler and number of tasks. Small classes (Omniglot: 20 rows) have fewer unlabelled ones."""
     large = int(np.unique(np.asarray(labels), return_counts=True)[1].min()) >= 60
-    for ways, some in ((5, count), (20, count // 3)):
+    for ways in (5, 20):
         for shots in (1, 5):
             same = {"ways": ways, "shots": shots}
             name = f"{ways}-way {shots}-shot"
-            yield name, tasks.balanced(labels, queries=30 if large else 14, **same), some
+            yield name, tasks.balanced(labels, queries=30 if large else 14, **same), count
             total = ways * (30 if large else 8 if ways < 20 else 5)
-            yield f"{name}, Dirichlet(2)", tasks.dirichlet(labels, queries=total, **same), some
+            yield f"{name}, Dirichlet(2)", tasks.dirichlet(labels, queries=total, **same), count
     for shots in (1, 5):
         yield f"whole pool, {shots}-shot", tasks.whole_pool(labels, shots=shots), whole
 
@@ -94,13 +94,14 @@ def main() -> None:
         data = tim_ext.load_features(path)
         features = data.features.float()
         for name, sampler, count in settings(data.labels, options.tasks, options.whole):
+            if not count:
+                continue
             draw = torch.Generator().manual_seed(0)
             drawn = sampler[0:count]
             of_tasks = zip(drawn.index, drawn.labels, drawn.truth, strict=True)
             rows = [one_task(features[index], labels, truth, draw) for index, labels, truth in of_tasks]
-            if rows:
-                cells = " | ".join(f"{100 * value:.1f}" for value in np.mean(rows, axis=0))
-                print(f"| {path.stem.split('_')[0]} | {name} | {cells} |", flush=True)
+            cells = " | ".join(f"{100 * value:.1f}" for value in np.mean(rows, axis=0))
+            print(f"| {path.stem.split('_')[0]} | {name} | {cells} |", flush=True)
 
 
 if __name__ == "__main__":

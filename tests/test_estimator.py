@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import pickle
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -333,6 +334,14 @@ def test_clone_and_pickle() -> None:
     fresh = clone(model).set_params(iterations=3)
     assert not hasattr(fresh, "classes_")
     assert (fresh.method, fresh.fit(X, y).n_iter_) == ("gd", 3)
+
+
+def test_one_labelled_sample_per_class_is_no_regression() -> None:
+    """scikit-learn would warn of it from 20 samples on."""
+    X = np.random.default_rng(0).standard_normal((60, 16))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TIMClassifier(iterations=3).fit(X, np.where(np.arange(60) < 30, np.arange(60), -1))
 
 
 def test_score_leaves_unlabelled_samples_out() -> None:

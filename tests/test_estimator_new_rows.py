@@ -88,10 +88,13 @@ def test_new_samples_are_smoothed_among_those_of_fit(roots, normalize) -> None:
         z, z_new = reference.unit_length(z), reference.unit_length(z_new)
     a = reference.neighbour_graph(z, 10)
     degree = a.sum(dim=1)
+    x = reference.unit_length(z - z.mean(dim=0))
+    least = (x @ x.T).fill_diagonal_(-1).sort(dim=1).values[:, -10]
     smoothed = torch.linalg.solve(torch.eye(100) - 0.6 * a / (degree[:, None] * degree).sqrt(), z)
     for row, p in zip(z_new, model.predict_proba(new), strict=True):
         cos = torch.cosine_similarity(row - z.mean(dim=0), z - z.mean(dim=0))
-        b = torch.where(cos >= cos.sort().values[-10], cos.clamp(min=0) ** 3, 0)
+        both = (cos >= cos.sort().values[-10]).double() + (cos >= least).double()
+        b = both / 2 * cos.clamp(min=0) ** 3
         moved = row + 0.6 * (b / (b.sum() * degree).sqrt()) @ smoothed
         moved *= row.norm() / moved.norm()
         wanted = reference.log_distance_softmax(moved[None], torch.from_numpy(model.weights_), 4.0).exp()[0]

@@ -134,10 +134,18 @@ def report(options: argparse.Namespace, shape: Sequence[int], support: Support, 
     shares = [f"{name} {count} ({count / rows:.1%})" for count, name in largest[:5]]
     shown = ", ".join(shares) + (", .." if classes > 5 else "")
     print(f"predicted: {shown}")
-    found, nearest = summary.counts, summary.nearest
-    told = options.class_prior is not None
-    for line in compare_with_nearest(support.class_names, found, nearest, what="rows", told=told):
+    for line in compare_with_nearest(
+        support.class_names,
+        summary.counts,
+        summary.nearest,
+        what="rows",
+        method=options.method,
+        told=options.class_prior is not None,
+    ):
         print(line)
-    print(f"confidence: {summary.confidence:.3f} on average, below 0.5 in {summary.unsure:.1%} of the rows")
+    if rows > len(support.rows):
+        print(
+            f"confidence: {summary.confidence:.3f} on average, below 0.5 in {summary.unsure:.1%} of the rows"
+        )
     print(f"{options.method}: {summary.iterations} iterations, {summary.seconds:.1f} s")
     print(f"written: {options.out}")

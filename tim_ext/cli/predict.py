@@ -128,7 +128,7 @@ def run(options: argparse.Namespace) -> int:
         notes = describe(options, extract, labelled.skipped, hyper)
         page = contact_sheet.page(groups, introduction(groups), notes, limit)
     write(options, photos, labelled.skipped, page)
-    report(groups, labelled, options.out, told=prior is not None)
+    report(options, groups, labelled)
     return 0
 
 
@@ -218,8 +218,8 @@ def write(
         write_atomically(options.out / name, text.encode("utf-8", "backslashreplace"))
 
 
-def report(groups: Sequence[Group], labelled: Labelled, out: Path, *, told: bool) -> None:
-    """told: whether the method was told the proportions."""
+def report(options: argparse.Namespace, groups: Sequence[Group], labelled: Labelled) -> None:
+    out = options.out
     skipped = labelled.skipped
     width = max(len("class"), *(len(group.name) for group in groups))
     lines = [f"{'class':<{width}}  labelled   found   share  mean confidence"]
@@ -229,7 +229,8 @@ def report(groups: Sequence[Group], labelled: Labelled, out: Path, *, told: bool
         numbers = f"{len(group.known):>8}  {len(group.found):>6}  {100 * share:>4.1f} %"
         lines.append(f"{group.name:<{width}}  {numbers}  {text:>15}")
     counts = [len(group.found) for group in groups]
-    differ = compare_with_nearest(labelled.names, counts, labelled.nearest, what="images", told=told)
+    how = {"what": "images", "method": options.method, "told": options.class_prior is not None}
+    differ = compare_with_nearest(labelled.names, counts, labelled.nearest, **how)
     lines += ["", *differ] if differ else []
     if skipped:
         lines += ["", f"skipped, as they cannot be read: {len(skipped):,} images"]

@@ -127,11 +127,11 @@ def _solve(job: Job, rows: Tensor, labels: Tensor, processes: Processes, step: S
     """The weights [K, d] that all processes find together, or, of robust, p [n, K] of all rows."""
     total, classes = len(job.pool), len(job.support.class_names)
     hyper = with_defaults(job.method, job.hyper, support=len(job.support.rows), num_classes=classes)
-    if job.method == "robust":
-        result = robust(rows, labels.long(), num_classes=classes, outputs=("probs",), **hyper)
-        step("iterations", total * int(result.iterations))
-        return result
     try:
+        if job.method == "robust":
+            result = robust(rows, labels.long(), num_classes=classes, outputs=("probs",), **hyper)
+            step("iterations", total * int(result.iterations))
+            return result
         return SOLVERS[job.method](
             rows,
             labels,
