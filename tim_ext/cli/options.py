@@ -120,7 +120,7 @@ def add_class_prior(add: Any, where: str) -> None:
         nargs="+",
         metavar=("FILE|NAME=SHARE", "NAME=SHARE"),
         help=f"proportions of the classes {where}, if known, or counts: a CSV file label,proportion, or "
-        "NAME=SHARE of every class (default: equal)",
+        "NAME=SHARE of every class (default: not known; adm and gd then take them to be equal)",
     )
 
 
