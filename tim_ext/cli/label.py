@@ -49,8 +49,8 @@ def add_command(commands: Any) -> None:
         "label",
         help="label all rows of a file of features from a few labelled ones",
         description="Labels every row of a pool of features from a few labelled rows, with TIM over all.\n"
-        "Except with --method robust, features in .npy and .safetensors stay in the file, which may be larger\n"
-        "than the memory, and several processes may share them.",
+        "Except with --method robust, features in .npy and .safetensors stay in the file, which may be\n"
+        "larger than the memory, and several processes may share them.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
