@@ -1,11 +1,11 @@
-"""TIMClassifier: scikit-learn's checks, the solvers' results, new samples, labels of all kinds."""
+"""TIMClassifier: scikit-learn's checks, the solvers' results, labels of all kinds."""
 
 from __future__ import annotations
 
 import doctest
-import inspect
 import pickle
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import tim_ext
 from tim_ext.solver.params import ADM, GD
+from tim_ext.solver.presets import PRESETS
 
 pytest.importorskip("sklearn", "1.6")
 
@@ -74,9 +75,9 @@ def expected_failed_checks(estimator: TIMClassifier) -> dict[str, str]:
 @parametrize_with_checks(
     [
         TIMClassifier(),
-        TIMClassifier("gd", iterations=50),
         PartlyLabelled(),
-        PartlyLabelled("gd", iterations=50),
+        PartlyLabelled("adm"),
+        PartlyLabelled("alpha-tim", iterations=50),
     ],
     expected_failed_checks=expected_failed_checks,
 )
@@ -110,40 +111,46 @@ COMMON = {
 @pytest.mark.parametrize(
     ("method", "arguments"),
     [
+        ("robust", {}),
+        ("robust", COMMON | {"smoothing": 0.3, "relaxation": 0.8}),
         ("adm", {}),
-        ("adm", COMMON | {"beta": 0.8}),
+        ("adm", COMMON | {"beta": 0.8, "smoothing": 0.5}),
         ("adm", {"iterations": 0}),
         ("gd", {}),
         ("gd", COMMON | {"entropy_order": 2.0, "lr": 1e-3}),
+        ("alpha-tim", {}),
+        ("alpha-tim", {"entropy_order": 3.0, "alpha": 0.5}),
     ],
 )
 def test_fit_is_the_solver(method, arguments, dtype) -> None:
     made, X, y = task(dtype=dtype)
     model = TIMClassifier(method, **arguments)
     assert model.fit(X, names(y)) is model
-    result = getattr(tim_ext, method)(made.features, made.labels, **arguments)
+    solve = tim_ext.baselines.alpha_tim if method == "alpha-tim" else getattr(tim_ext, method)
+    result = solve(made.features, made.labels, **arguments)
     assert np.array_equal(model.label_distributions_, result.probs)
     assert np.array_equal(model.weights_, result.weights)
     assert np.array_equal(model.transduction_, NAMES[result.predictions])
+    assert np.array_equal(model.proportions_, result.proportions)
     assert np.array_equal(model.classes_, NAMES)
     assert model.n_iter_ == result.iterations.item()
     assert model.weights_.dtype == model.label_distributions_.dtype == X.dtype
 
 
 def test_defaults_are_those_of_the_solvers() -> None:
-    for name, parameter in inspect.signature(TIMClassifier).parameters.items():
-        for params in (ADM, GD):
-            if name not in ("method", "iterations") and hasattr(params, name):
-                assert parameter.default == getattr(params, name)
+    defaults = TIMClassifier().get_params()
+    assert (defaults.pop("method"), defaults.pop("normalize")) == ("robust", True)
+    assert set(defaults.values()) == {None}
+    assert set(defaults) - {"class_prior"} <= set(ADM.CHECKS) | set(GD.CHECKS)
     _, X, y = task()
-    assert TIMClassifier().fit(X, y).n_iter_ == 150
-    assert TIMClassifier("gd").fit(X, y).n_iter_ == 1000
+    ran = {method: TIMClassifier(method).fit(X, y).n_iter_ for method in PRESETS}
+    assert ran == {"robust": 100, "adm": 150, "gd": 1000, "alpha-tim": 1000}
 
 
 def test_without_unlabelled_samples_it_is_the_nearest_prototype() -> None:
     made, X, _ = task()
     y = made.truth.numpy()
-    model = TIMClassifier().fit(X, y)
+    model = TIMClassifier("adm").fit(X, y)
     z = X / np.linalg.norm(X, axis=1, keepdims=True)
     means = np.stack([z[y == k].mean(axis=0) for k in range(5)])
     np.testing.assert_allclose(model.weights_, means, rtol=1e-12)
@@ -156,64 +163,10 @@ def test_unlabelled_samples_help() -> None:
     prototype, tim = [], []
     for seed in range(10):
         made, X, y = task(seed, noise=1.2, shots=(1,) * 5)
-        for iterations, accuracies in ((0, prototype), (None, tim)):
-            model = TIMClassifier(iterations=iterations).fit(X, y)
+        for model, accuracies in ((TIMClassifier("adm", iterations=0), prototype), (TIMClassifier(), tim)):
+            model.fit(X, y)
             accuracies.append(made.accuracy(torch.as_tensor(model.transduction_)))
     assert np.mean(tim) > np.mean(prototype) + 0.05
-
-
-# New samples --------------------------------------------------------------------------------------
-
-
-def distance_softmax(X: np.ndarray, weights: np.ndarray, temperature: float, normalize: bool) -> np.ndarray:
-    """softmax_k(-tau/2 ||w_k - z_i||^2), by that formula, in float64."""
-    z, w = X.astype(np.float64), weights.astype(np.float64)
-    if normalize:
-        z = z / np.linalg.norm(z, axis=1, keepdims=True)
-    logits = -temperature / 2 * ((z[:, None] - w) ** 2).sum(axis=2)
-    e = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return e / e.sum(axis=1, keepdims=True)
-
-
-@pytest.mark.parametrize("normalize", [True, False])
-@pytest.mark.parametrize("method", ["adm", "gd"])
-@pytest.mark.parametrize(("dtype", "error"), [(np.float64, 1e-13), (np.float32, 2e-5)])
-def test_new_samples_get_the_distance_softmax(method, normalize, dtype, error) -> None:
-    _, X, y = task()
-    model = TIMClassifier(method, normalize=normalize, temperature=7.0).fit(X.astype(dtype), y)
-    new = task(seed=1)[1].astype(dtype)
-    p = model.predict_proba(new)
-    assert p.dtype == dtype
-    assert p.shape == (100, 5)
-    np.testing.assert_allclose(p, distance_softmax(new, model.weights_, 7.0, normalize), atol=error)
-    assert np.array_equal(model.predict(new), p.argmax(axis=1))
-
-
-@pytest.mark.parametrize("method", ["adm", "gd"])
-def test_the_samples_of_fit_get_their_transduction(method) -> None:
-    _, X, y = task()
-    model = TIMClassifier(method).fit(X, names(y))
-    np.testing.assert_allclose(model.predict_proba(X), model.label_distributions_, atol=1e-10)
-    assert np.array_equal(model.predict(X), model.transduction_)
-    assert np.array_equal(model.predict(X[[4]]), model.transduction_[[4]])
-
-
-def test_float32_and_float64_meet_in_float64() -> None:
-    _, X, y = task()
-    single = TIMClassifier().fit(X.astype(np.float32), y)
-    assert single.predict_proba(X).dtype == np.float64
-    np.testing.assert_allclose(
-        single.predict_proba(X), distance_softmax(X, single.weights_, 15.0, True), atol=1e-13
-    )
-    assert TIMClassifier().fit(X, y).predict_proba(X.astype(np.float32)).dtype == np.float64
-    assert TIMClassifier().fit((100 * X).astype(int), y).weights_.dtype == np.float64
-
-
-def test_a_new_sample_that_overflows_is_refused() -> None:
-    _, X, y = task(dtype=torch.float32)
-    model = TIMClassifier(normalize=False).fit(X, y)
-    with pytest.raises(ValueError, match="X: expected finite probabilities, got NaN"):
-        model.predict_proba(np.full((1, 16), 3e38, dtype=np.float32))
 
 
 # Labels -------------------------------------------------------------------------------------------
@@ -235,7 +188,7 @@ def test_any_classes(classes, container) -> None:
     made, X, y = task()
     model = TIMClassifier(iterations=5).fit(X, container([classes[k] if k >= 0 else -1 for k in y]))
     assert model.classes_.tolist() == classes
-    expected = tim_ext.adm(made.features, made.labels, iterations=5).predictions
+    expected = tim_ext.robust(made.features, made.labels, iterations=5).predictions
     assert model.transduction_.tolist() == [classes[k] for k in expected]
 
 
@@ -320,7 +273,11 @@ def test_labels_that_are_refused(y, message) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"method": "lbfgs"}, ValueError, "method: expected 'adm' or 'gd', got 'lbfgs'"),
+        (
+            {"method": "lbfgs"},
+            ValueError,
+            "method: expected one of 'robust', 'adm', 'gd', 'alpha-tim', got 'lbfgs'",
+        ),
         ({"lam": -1.0}, ValueError, "lam: expected a finite number >= 0, got -1.0"),
         ({"alpha": "0.1"}, TypeError, "alpha: expected a finite number, got str '0.1'"),
         ({"temperature": 0}, ValueError, "temperature: expected a finite number > 0, got 0.0"),
@@ -333,11 +290,18 @@ def test_labels_that_are_refused(y, message) -> None:
             ValueError,
             "class_prior: expected shape [5], one proportion for each class",
         ),
-        # also those that the other method uses
-        ({"method": "gd", "beta": 0}, ValueError, "beta: expected a finite number > 0, got 0.0"),
-        ({"lr": -1}, ValueError, "lr: expected a finite number >= 0, got -1.0"),
-        ({"entropy_order": 0}, ValueError, "entropy_order: expected a finite number > 0, got 0.0"),
-        ({"entropy_order": 2.0}, ValueError, "entropy_order: expected 1 with method='adm', got 2.0"),
+        ({"beta": 0}, ValueError, "beta: expected a finite number > 0, got 0.0"),
+        ({"smoothing": 1.0}, ValueError, "smoothing: expected a number >= 0 and < 1, got 1.0"),
+        ({"method": "gd", "lr": -1}, ValueError, "lr: expected a finite number >= 0, got -1.0"),
+        ({"method": "gd", "marginal_weight": "auto"}, TypeError, "marginal_weight: expected a finite number"),
+        # what the method does not have
+        ({"lr": 0.1}, ValueError, "lr: expected None with method='robust', which has no lr, got 0.1"),
+        (
+            {"method": "adm", "entropy_order": 2.0},
+            ValueError,
+            "entropy_order: expected None with method='adm'",
+        ),
+        ({"method": "alpha-tim", "smoothing": 0.5}, ValueError, "which has no smoothing, got 0.5"),
     ],
 )
 def test_hyper_parameters_are_checked_by_fit(arguments, error, message) -> None:
@@ -372,6 +336,14 @@ def test_clone_and_pickle() -> None:
     assert (fresh.method, fresh.fit(X, y).n_iter_) == ("gd", 3)
 
 
+def test_one_labelled_sample_per_class_is_no_regression() -> None:
+    """scikit-learn would warn of it from 20 samples on."""
+    X = np.random.default_rng(0).standard_normal((60, 16))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TIMClassifier(iterations=3).fit(X, np.where(np.arange(60) < 30, np.arange(60), -1))
+
+
 def test_score_leaves_unlabelled_samples_out() -> None:
     made, X, y = task(noise=1.6)
     model = TIMClassifier(iterations=0).fit(X, y)
@@ -395,7 +367,7 @@ def test_score_leaves_unlabelled_samples_out() -> None:
 )
 def test_grid_search_scores_the_labelled_samples_of_a_fold(y_of, cv) -> None:
     _, X, y = task(noise=1.6, shots=(8,) * 5)
-    pipeline = make_pipeline(StandardScaler(), TIMClassifier(iterations=30))
+    pipeline = make_pipeline(StandardScaler(), TIMClassifier("adm", iterations=30))
     grid = {"timclassifier__alpha": [0.1, 20.0]}
     search = GridSearchCV(pipeline, grid, cv=cv, error_score="raise").fit(X, y_of(y))
     folds = StratifiedKFold(4) if cv == 4 else cv

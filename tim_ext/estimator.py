@@ -1,21 +1,25 @@
-"""TIM as a scikit-learn estimator: from the labels of a user to a task of `tim_ext.adm` or `gd`, and back."""
+"""TIM as a scikit-learn estimator: from the labels of a user to a task of a solver, and back."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from dataclasses import fields
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from . import reference
 from .errors import require
+from .solver.extension import Extension, extend
 from .solver.inputs import PADDING, QUERY
-from .solver.params import ADM, GD, AdmParams, GdParams, TimParams
+from .solver.params import AdmParams, TimParams
+from .solver.presets import PRESETS, with_defaults
 from .solver.renames import renamed
-from .solver.solve import adm, gd
+from .solver.roots import LEAST
 
 require("sklearn", extra="evaluate")
 
@@ -38,18 +42,24 @@ class TIMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
     sample is unlabelled, the classifier is the nearest prototype.
 
     Args:
-        method: "adm" (fast) or "gd" (gradient descent: slower, in the paper the more accurate).
+        method: "robust" (`tim_ext.robust`: for classes of any proportions), "adm" or "gd" (`tim_ext.adm`,
+            `tim_ext.gd`: the paper's, for classes of about equal size), or "alpha-tim" (`tim_ext.gd` as
+            `tim_ext.baselines.alpha_tim` calls it). The hyper-parameters below are those of these functions;
+            None is the method's own default, and one that the method does not have is refused.
         normalize: scale the features of a sample to unit length (a zero vector stays zero).
+        class_prior: proportions of the classes among the unlabelled samples, in the order of `classes_`
+            (sorted), each > 0 and of sum 1; by default they are not known.
         lam: weight of the cross entropy on the labelled samples.
         alpha: weight of the conditional entropy of the unlabelled samples; 0 leaves it out.
         temperature: tau of p_ik = softmax_k(-tau/2 * ||w_k - z_i||^2).
-        marginal_weight: weight m of the marginal entropy of the unlabelled samples; 0 leaves it out.
-        class_prior: proportions of the classes among the unlabelled samples, in the order of `classes_`
-            (sorted), each > 0 and of sum 1; by default they are taken to be equal.
-        entropy_order: order a > 0 of both entropies (Tsallis, alpha-TIM); only "gd" has orders other than 1.
-        beta: weight of the penalty that ties the assignments q to the probabilities p; used by "adm".
-        lr: step size of Adam; used by "gd".
-        iterations: number of updates; None is the number of the paper: 150 for "adm", 1000 for "gd".
+        marginal_weight: weight m of the marginal entropy of the unlabelled samples; 0 leaves it out. "auto"
+            ("robust", "adm"): the samples decide.
+        smoothing: reach of the smoothing over nearest neighbours, 0 to 1, or "auto"; of "robust" and "adm".
+        relaxation: factor of every step of W; of "robust" and "adm".
+        beta: weight of the penalty that ties the assignments q to the probabilities p; of "robust" and "adm".
+        entropy_order: order a > 0 of both entropies (Tsallis); of "gd" and "alpha-tim".
+        lr: step size of Adam; of "gd" and "alpha-tim".
+        iterations: number of updates; 0 gives the prototypes.
         tol: stop when no probability moved by more than this in an update; 0 runs all iterations.
 
     Attributes:
@@ -57,7 +67,9 @@ class TIMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
         transduction_: [N], the class of each sample of `fit`: the argmax of `label_distributions_`. As in
             scikit-learn's LabelSpreading, a labelled sample may get another class than its own.
         label_distributions_: [N, K], the probabilities of each sample of `fit`, columns as in `classes_`.
-        weights_: [K, d], the classifier W: one point per class.
+        weights_: [K, d], the classifier W: one point per class; with smoothing ("robust") among the smoothed
+            samples.
+        proportions_: [K], the mean of the probabilities of the unlabelled samples; 0 without any.
         n_iter_: number of updates run; 0 if no sample was unlabelled.
         n_features_in_, feature_names_in_: as in every scikit-learn estimator.
 
@@ -70,7 +82,7 @@ class TIMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
         >>> y[:50] = classes[:50]  # 50 labelled images, 1747 unlabelled ones
         >>> model = TIMClassifier().fit(X, y)
         >>> print(f"{np.mean(model.transduction_[50:] == classes[50:]):.2f}")
-        0.87
+        0.86
         >>> model.predict(X[:3])
         array([0, 1, 2])
     """
@@ -79,34 +91,39 @@ class TIMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
     transduction_: Array
     label_distributions_: Array
     weights_: Array
+    proportions_: Array
     n_iter_: int
 
     @renamed(solver="method")
     def __init__(
         self,
-        method: str = "adm",
+        method: str = "robust",
         *,
         normalize: bool = True,
-        lam: float = ADM.lam,
-        alpha: float = ADM.alpha,
-        temperature: float = ADM.temperature,
-        marginal_weight: float | str = ADM.marginal_weight,
         class_prior: Any = None,
-        entropy_order: float = GD.entropy_order,
-        beta: float = ADM.beta,
-        lr: float = GD.lr,
+        lam: float | None = None,
+        alpha: float | None = None,
+        temperature: float | None = None,
+        marginal_weight: float | str | None = None,
+        smoothing: float | str | None = None,
+        relaxation: float | None = None,
+        beta: float | None = None,
+        entropy_order: float | None = None,
+        lr: float | None = None,
         iterations: int | None = None,
-        tol: float = ADM.tol,
+        tol: float | None = None,
     ) -> None:
         self.method = method
         self.normalize = normalize
+        self.class_prior = class_prior
         self.lam = lam
         self.alpha = alpha
         self.temperature = temperature
         self.marginal_weight = marginal_weight
-        self.class_prior = class_prior
-        self.entropy_order = entropy_order
+        self.smoothing = smoothing
+        self.relaxation = relaxation
         self.beta = beta
+        self.entropy_order = entropy_order
         self.lr = lr
         self.iterations = iterations
         self.tol = tol
@@ -120,11 +137,13 @@ class TIMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
             y: [N], the class of each sample, a number or a string, or the number -1 for an unlabelled one.
                 An array of strings that also holds -1 needs dtype=object; a list may simply mix them.
         """
-        solve, hyper_parameters = self._method()
+        given = self._given()
         X = validate_data(self, X, dtype=FLOATS)
         y, known = read_labels(y)
         check_consistent_length(X, y)
-        check_classification_targets(y[known])
+        with warnings.catch_warnings():  # one labelled sample per class is no regression
+            warnings.filterwarnings("ignore", "The number of unique classes is greater")
+            check_classification_targets(y[known])
         classes, numbers = np.unique(y[known], return_inverse=True)
         if len(classes) == 1:
             raise ValueError(
@@ -134,11 +153,18 @@ class TIMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
 
         labels = np.full(len(y), UNLABELLED, dtype=np.int64)
         labels[known] = numbers
-        result = solve(X, labels, **hyper_parameters)
+        given = with_defaults(self.method, given, support=len(numbers), num_classes=len(classes))
+        task = {"normalize": self.normalize, "class_prior": self.class_prior}
+        preset = PRESETS[self.method]
+        solve: Callable[..., Any] = preset.solve
+        result = solve(X, labels, **task, **given)
+        params = replace(preset.defaults, **given)
+        self._of_new = OfNew.make(X, self.method, self.normalize, params, len(numbers), len(classes))
         self.classes_ = classes
         self.label_distributions_ = result.probs.numpy()
         self.transduction_ = classes[result.predictions.numpy()]
         self.weights_ = result.weights.numpy()
+        self.proportions_ = result.proportions.numpy()
         self.n_iter_ = int(result.iterations)
         return self
 
@@ -151,19 +177,25 @@ class TIMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
     def predict_proba(self, X: Any) -> Array:
         """p_ik = softmax_k(-tau/2 * ||w_k - z_i||^2) of samples X [N, d], with the W of `fit`: [N, K].
 
-        The samples do not influence one another. Those of `fit` get their `label_distributions_` again, up to
-        rounding. Columns as in `classes_`.
+        The samples do not influence one another. After a smoothed fit ("robust"), z_i is smoothed over its
+        neighbours among the samples of `fit` first. Samples of `fit` get their `label_distributions_` again:
+        up to rounding, and after a smoothed fit exactly (of equal ones, those of the first). Columns as in
+        `classes_`.
         """
         check_is_fitted(self)
         X = validate_data(self, X, dtype=FLOATS, reset=False)
         dtype = np.result_type(X, self.weights_)
-        z, w = (torch.from_numpy(array.astype(dtype)) for array in (X, self.weights_))
-        if self.normalize:
-            z = reference.unit_length(z)
-        p: Array = reference.log_distance_softmax(z, w, self.temperature).exp().numpy()
-        if not np.isfinite(p).all():
+        z, w, known = (
+            torch.from_numpy(a.astype(dtype)) for a in (X, self.weights_, self.label_distributions_)
+        )
+        z, same = self._of_new.prepare(z)
+        p = reference.log_distance_softmax(z, w, self._of_new.temperature).exp()
+        if same is not None:
+            p = torch.where(same[:, None] >= 0, known[same], p)
+        if not p.isfinite().all():
             raise ValueError("X: expected finite probabilities, got NaN: the features are too large")
-        return p
+        probabilities: Array = p.numpy()
+        return probabilities
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The accuracy on samples X [N, d] with labels y [N]; those with -1 do not count.
@@ -177,23 +209,51 @@ class TIMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
             sample_weight = column_or_1d(sample_weight)[known]
         return float(accuracy_score(y[known], predictions[known], sample_weight=sample_weight))
 
-    def _method(self) -> tuple[Callable[..., Any], dict[str, Any]]:
-        """The function that solves and its arguments. The values meant for the other one are checked too."""
-        if self.method not in ("adm", "gd"):
-            raise ValueError(f"method: expected 'adm' or 'gd', got {self.method!r}")
-        for_adm, for_gd = self._hyper_parameters(AdmParams), self._hyper_parameters(GdParams)
-        AdmParams(**for_adm)
-        if GdParams(**for_gd).entropy_order != 1 and self.method == "adm":
-            raise ValueError(f"entropy_order: expected 1 with method='adm', got {self.entropy_order}")
-        task = {"normalize": self.normalize, "class_prior": self.class_prior}
-        return (adm, for_adm | task) if self.method == "adm" else (gd, for_gd | task)
+    def _given(self) -> dict[str, Any]:
+        """The hyper-parameters that are not None; those that the method does not have are refused."""
+        if self.method not in PRESETS:
+            expected = ", ".join(map(repr, PRESETS))
+            raise ValueError(f"method: expected one of {expected}, got {self.method!r}")
+        checks = PRESETS[self.method].defaults.CHECKS
+        given = {name: value for name, value in self.get_params(deep=False).items() if value is not None}
+        for name in ("method", "normalize", "class_prior"):
+            given.pop(name, None)
+        for name, value in given.items():
+            if name not in checks:
+                raise ValueError(
+                    f"{name}: expected None with method={self.method!r}, which has no {name}, got {value!r}"
+                )
+            checks[name](name, value)
+        return given
 
-    def _hyper_parameters(self, params: type[TimParams]) -> dict[str, Any]:
-        """Those of a solver that the estimator has too; `iterations` only if it is not the solver's own."""
-        named = {
-            field.name: getattr(self, field.name) for field in fields(params) if hasattr(self, field.name)
-        }
-        return {name: value for name, value in named.items() if (name, value) != ("iterations", None)}
+
+class OfNew(NamedTuple):
+    """How samples that come after `fit` become the z_i of its classifier."""
+
+    roots: bool  # of features that have no negative value, as `robust` takes them
+    normalize: bool
+    temperature: float
+    extension: Extension | None  # of the smoothing
+
+    @classmethod
+    def make(
+        cls, X: Array, method: str, normalize: bool, params: TimParams, support: int, num_classes: int
+    ) -> OfNew:
+        roots = method == "robust" and bool((X >= 0).all())
+        of_new = cls(roots, normalize, params.temperature, None)
+        if not isinstance(params, AdmParams) or params.smoothing == 0:
+            return of_new
+        reach = reference.smoothing_reach(params.smoothing, support, len(X), num_classes)
+        z, _ = of_new.prepare(torch.from_numpy(X))
+        return of_new._replace(extension=extend(z, num_classes, reach))
+
+    def prepare(self, z: Tensor) -> tuple[Tensor, Tensor | None]:
+        """z_i [n, d], and which samples of a smoothed fit they are [n], -1 for none."""
+        if self.roots:
+            z = (z.clamp(min=0) + LEAST).sqrt()
+        if self.normalize:
+            z = reference.unit_length(z)
+        return (z, None) if self.extension is None else self.extension.smooth(z)
 
 
 def read_labels(y: Any) -> tuple[Array, NDArray[np.bool_]]:

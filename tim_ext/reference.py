@@ -178,8 +178,7 @@ def solve_adm(
     decides = params.marginal_weight == AUTO
     m = UNDECIDED_MARGINAL if decides else float(params.marginal_weight)
 
-    reach = smoothing_reach(shots, len(z) / num_classes) if params.smoothing == AUTO else params.smoothing
-    z = smooth(z, num_classes, float(reach))
+    z = smooth(z, num_classes, smoothing_reach(params.smoothing, int(support.sum()), len(z), num_classes))
     w = prototypes(z, a) if first is None else first
     steps = StepControl(params.iterations, len(z), decides) if params.relaxation == AUTO else None
     before = torch.zeros_like(w)  # the residual of the point before
@@ -248,27 +247,35 @@ def unit_length(z: Tensor) -> Tensor:
     return z / torch.where(length > 0, length, 1)
 
 
-def smoothing_reach(shots: float, per_class: float) -> float:
-    """r = 0.7 s^-0.2;  with n > 50 samples per class 1 - r = (1 - 0.7 s^-0.2) (50 / n)^1/2, and r at most 0.9"""
-    reach = 0.7 * shots**-0.2
-    longer = 1 - (1 - reach) * math.sqrt(50 / max(per_class, 50))
-    return max(reach, min(longer, 0.9))
-
-
 def smooth(z: Tensor, num_classes: int, reach: float) -> Tensor:
     """z_i <- ||z_i|| y_i / ||y_i||,  y = (I - r S)^-1 z: every sample, and what its neighbours have in common
 
-    S = D^-1/2 A D^-1/2, D_i = sum_j a_ij, over the k = N / 2K (3 to 10) nearest neighbours of each sample.
+    S = D^-1/2 A D^-1/2, D_i = sum_j a_ij, over the nearest neighbours of each sample.
     """
     if reach == 0:
         return z
-    nearest = min(max(3, min(10, (len(z) + num_classes) // (2 * num_classes))), len(z) - 1)
-    a = neighbour_graph(z, nearest)
+    a = neighbour_graph(z, neighbour_count(len(z), num_classes))
     d = a.sum(dim=1).clamp(min=1e-9).rsqrt()  # of a sample without neighbours: anything, as its a_ij are 0
     s = d[:, None] * a * d
     y = torch.linalg.solve(torch.eye(len(z)).to(z) - reach * s, z)
     length: Tensor = z.norm(dim=1, keepdim=True)
     return length * unit_length(y)
+
+
+def smoothing_reach(smoothing: float | str, support: int, samples: int, num_classes: int) -> float:
+    """r; "auto": 0.7 s^-0.2 with s support samples per class; with n > 50 samples per class in all longer,
+    1 - r = (1 - 0.7 s^-0.2) (50 / n)^1/2, but at most 0.9
+    """
+    if smoothing != AUTO:
+        return float(smoothing)
+    reach: float = 0.7 * (support / num_classes) ** -0.2
+    longer = 1 - (1 - reach) * math.sqrt(50 / max(samples / num_classes, 50))
+    return max(reach, min(longer, 0.9))
+
+
+def neighbour_count(samples: int, num_classes: int) -> int:
+    """k = N / 2K, rounded, 3 to 10; all others of a task that has fewer"""
+    return min(max(3, min(10, (samples + num_classes) // (2 * num_classes))), samples - 1)
 
 
 def neighbour_graph(z: Tensor, nearest: int) -> Tensor:

@@ -114,6 +114,7 @@ def solver_of(form: str) -> Callable[..., Any]:
             tim_ext.gd,
             {"iterations": 20, "lr": 0.01, "entropy_order": 2.0},
         ),
+        (["--method", "alpha-tim", "--iterations", "20"], baselines.alpha_tim, {"iterations": 20}),
     ],
 )
 def test_methods_and_hyper_parameters(files, tmp_path, options, solver, hyper):

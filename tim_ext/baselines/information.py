@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..solver.batch import Batch
-from ..solver.params import GD, OUTPUTS
+from ..solver.params import ALPHA_TIM, GD, OUTPUTS
+from ..solver.presets import published_order
 from ..solver.result import Result
 from ..solver.solve import gd
 from .native import run_solver
@@ -66,12 +67,12 @@ def alpha_tim(
     transform: str = "l2",
     base_mean: Any = None,
     entropy_order: float | None = None,
-    lam: float = 1.0,
-    alpha: float = 1.0,
-    marginal_weight: float = 1.0,
-    temperature: float = GD.temperature,
-    iterations: int = GD.iterations,
-    lr: float = GD.lr,
+    lam: float = ALPHA_TIM.lam,
+    alpha: float = ALPHA_TIM.alpha,
+    marginal_weight: float = ALPHA_TIM.marginal_weight,
+    temperature: float = ALPHA_TIM.temperature,
+    iterations: int = ALPHA_TIM.iterations,
+    lr: float = ALPHA_TIM.lr,
     outputs: Sequence[str] = OUTPUTS,
 ) -> Result:
     """alpha-TIM (Veilleux et al. 2021), for queries that may be unbalanced: `tim_ext.gd` with its defaults.
@@ -109,10 +110,4 @@ def alpha_tim(
 
 def _published_orders(batch: Batch) -> list[float]:
     """The entropy order of each task."""
-    return [_published_order(*sizes) for sizes in zip(support_sizes(batch), batch.counts, strict=True)]
-
-
-def _published_order(support: int, num_classes: int) -> float:
-    if support < 2 * num_classes:
-        return 2.0
-    return 5.0 if support < 5 * num_classes else 7.0
+    return [published_order(*sizes) for sizes in zip(support_sizes(batch), batch.counts, strict=True)]

@@ -17,7 +17,8 @@ from ..files.features import open_pool
 from ..files.label_files import Support, read_support
 from ..files.outputs import output_file
 from ..files.predictions import FORMATS, check_format
-from ..solver.params import ADM, GD, ROBUST, check_count
+from ..solver.params import check_count
+from ..solver.presets import PRESETS
 from .options import (
     add_class_prior,
     add_features_key,
@@ -30,9 +31,10 @@ from .options import (
     read_set,
     use_threads,
 )
+from .proportions import compare_with_nearest
 
 MEMORY = 2**30
-ITERATIONS = {"robust": ROBUST.iterations, "adm": ADM.iterations, "gd": GD.iterations}
+ITERATIONS = {name: preset.defaults.iterations for name, preset in PRESETS.items()}
 
 EXAMPLES = """
 examples:
@@ -47,8 +49,8 @@ def add_command(commands: Any) -> None:
         "label",
         help="label all rows of a file of features from a few labelled ones",
         description="Labels every row of a pool of features from a few labelled rows, with TIM over all.\n"
-        "With --method adm or gd, features in .npy and .safetensors stay in the file, which may be larger\n"
-        "than the memory, and several processes may share them.",
+        "Except with --method robust, features in .npy and .safetensors stay in the file, which may be\n"
+        "larger than the memory, and several processes may share them.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -68,7 +70,7 @@ def add_command(commands: Any) -> None:
         "--out", type=Path, required=True, metavar="FILE", help=f"predictions: {', '.join(FORMATS)}"
     )
     add_spreadsheet_safe(add)
-    add_method(add, SOLVERS)
+    add_method(add)
     defaults = ", ".join(f"{count} for {name}" for name, count in ITERATIONS.items())
     add.add_argument("--iterations", type=int, metavar="N", help=f"(default: {defaults})")
     add_set(add, "a hyper-parameter, for example temperature=10")
@@ -132,6 +134,18 @@ def report(options: argparse.Namespace, shape: Sequence[int], support: Support, 
     shares = [f"{name} {count} ({count / rows:.1%})" for count, name in largest[:5]]
     shown = ", ".join(shares) + (", .." if classes > 5 else "")
     print(f"predicted: {shown}")
-    print(f"confidence: {summary.confidence:.3f} on average, below 0.5 in {summary.unsure:.1%} of the rows")
+    for line in compare_with_nearest(
+        support.class_names,
+        summary.counts,
+        summary.nearest,
+        what="rows",
+        method=options.method,
+        told=options.class_prior is not None,
+    ):
+        print(line)
+    if rows > len(support.rows):
+        print(
+            f"confidence: {summary.confidence:.3f} on average, below 0.5 in {summary.unsure:.1%} of the rows"
+        )
     print(f"{options.method}: {summary.iterations} iterations, {summary.seconds:.1f} s")
     print(f"written: {options.out}")

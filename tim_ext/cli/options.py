@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,8 @@ from ..files.features import load_features, mean_of_rows
 from ..files.formats import check_path, open_file, read_entry
 from ..files.label_files import read_proportions, to_proportions
 from ..solver.params import check_count
+from ..solver.presets import PRESETS
 from .parsing import memory_size, split_assignment
-
-ONE_METHOD = {  # --method, where there is one
-    "robust": "robust TIM-ADM",
-    "adm": "TIM-ADM",
-    "gd": "TIM-GD",
-    "alpha-tim": "alpha-TIM",
-}
 
 # Running ------------------------------------------------------------------------------------------
 
@@ -72,10 +66,9 @@ def load_mean(path: Path) -> Tensor:
 # Methods and their hyper-parameters ---------------------------------------------------------------
 
 
-def add_method(add: Any, methods: Iterable[str]) -> None:
-    """The first of the methods is the default."""
-    choices = list(methods)
-    names = ", ".join(ONE_METHOD[name] for name in choices)
+def add_method(add: Any) -> None:
+    choices = list(PRESETS)
+    names = ", ".join(preset.title for preset in PRESETS.values())
     add.add_argument("--method", choices=choices, default=choices[0], help=f"{names} (default: {choices[0]})")
 
 
@@ -127,7 +120,7 @@ def add_class_prior(add: Any, where: str) -> None:
         nargs="+",
         metavar=("FILE|NAME=SHARE", "NAME=SHARE"),
         help=f"proportions of the classes {where}, if known, or counts: a CSV file label,proportion, or "
-        "NAME=SHARE of every class (default: equal)",
+        "NAME=SHARE of every class (default: not known; adm and gd then take them to be equal)",
     )
 
 

@@ -31,7 +31,6 @@ from ..files.cells import as_csv
 from ..files.outputs import check_outside, output_folder
 from ..images.extraction import BATCH_SIZE, Extractor, open_extractor
 from ..images.labelling import (
-    SOLVERS,
     Labelled,
     best_two,
     find_classes_and_queries,
@@ -41,11 +40,11 @@ from ..images.labelling import (
 from ..images.networks import GLYPHS, LIBRARIES, LITE
 from ..images.reading import ImageError, shown
 from ..solver.params import check_count
+from ..solver.presets import PRESETS
 from ..version import __version__
 from . import contact_sheet
 from .contact_sheet import Group, Photo
 from .options import (
-    ONE_METHOD,
     add_class_prior,
     add_method,
     add_set,
@@ -54,12 +53,12 @@ from .options import (
     read_set,
 )
 from .parsing import Renamed
+from .proportions import compare_with_nearest
 
 OUT = Path("predictions")
 FILES = "predictions.csv", "skipped.csv", "contact_sheet.html"
 LIMIT = 2000  # pictures on the sheet
 SAID = 10  # skipped images that the terminal names
-MUCH = 0.15  # of the images, that the nearest prototype gives to other classes
 COLUMNS = ("path", "class", "confidence", "second_class", "second_confidence")
 EXAMPLES = """
 examples:
@@ -90,7 +89,7 @@ def add_command(commands: Any) -> None:
         help=f"{', '.join(names)}, or the file of a checkpoint of python_train ({LITE})",
     )
     add.add_argument("--size", type=int, metavar="PX", help="of the images, if not the encoder's")
-    add_method(add, SOLVERS)
+    add_method(add)
     add.add_argument("--solver", action=Renamed, new="--method")
     add_set(add, "a hyper-parameter of the method, for example temperature=10")
     add_class_prior(add, "among the images to label")
@@ -111,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
     batch_size = check_count("--batch-size", options.batch_size, at_least=1)
     workers = min(os.cpu_count() or 1, 8) if options.workers is None else options.workers
     workers = check_count("--workers", workers, at_least=1)
-    hyper = read_set(options, Method(options.method, SOLVERS[options.method]))
+    hyper = read_set(options, Method(options.method, PRESETS[options.method].solve))
     two = torch.eye(2)
     solve(options.method, two, torch.arange(2), two, hyper)  # a bad value fails now, and not after the work
     classes, queries = find_classes_and_queries(options.support, options.query)
@@ -129,7 +128,7 @@ def run(options: argparse.Namespace) -> int:
         notes = describe(options, extract, labelled.skipped, hyper)
         page = contact_sheet.page(groups, introduction(groups), notes, limit)
     write(options, photos, labelled.skipped, page)
-    report(groups, labelled, options.out)
+    report(options, groups, labelled)
     return 0
 
 
@@ -198,26 +197,12 @@ def describe(
     size = extract.how.size
     notes = [
         f"Encoder: {shown(options.encoder)}, {extract.dim} features of images of {size} x {size} pixels. "
-        f"Method: {ONE_METHOD[options.method]}; hyper-parameters: {changed}. tim_ext {__version__}.",
+        f"Method: {PRESETS[options.method].title}; hyper-parameters: {changed}. tim_ext {__version__}.",
         f"A confidence is the probability that the method gives to the class. {proportions}",
     ]
     if skipped:
         notes.append(f"{len(skipped):,} images could not be read: skipped.csv lists them.")
     return notes
-
-
-def compare_proportions(labelled: Labelled) -> list[str]:
-    """A sentence where the method and the nearest prototype do not agree on how frequent the classes are."""
-    apart = labelled.proportions - labelled.nearest
-    moved = float(abs(apart).sum()) / 2
-    if moved < MUCH:
-        return []
-    most, least = labelled.names[int(apart.argmax())], labelled.names[int(apart.argmin())]
-    return [
-        "",
-        f"the shares differ much from those of the nearest prototype, by {100 * moved:.0f} % of the images;",
-        f"most for {most!r}, which gained, and {least!r}, which lost: look at them, or give --class-prior",
-    ]
 
 
 def write(
@@ -233,16 +218,20 @@ def write(
         write_atomically(options.out / name, text.encode("utf-8", "backslashreplace"))
 
 
-def report(groups: Sequence[Group], labelled: Labelled, out: Path) -> None:
+def report(options: argparse.Namespace, groups: Sequence[Group], labelled: Labelled) -> None:
+    out = options.out
     skipped = labelled.skipped
     width = max(len("class"), *(len(group.name) for group in groups))
     lines = [f"{'class':<{width}}  labelled   found   share  mean confidence"]
     for group, share in zip(groups, labelled.proportions.tolist(), strict=True):
         mean = group.mean_confidence
         text = "" if mean is None else f"{100 * mean:.1f} %"
-        counts = f"{len(group.known):>8}  {len(group.found):>6}  {100 * share:>4.1f} %"
-        lines.append(f"{group.name:<{width}}  {counts}  {text:>15}")
-    lines += compare_proportions(labelled)
+        numbers = f"{len(group.known):>8}  {len(group.found):>6}  {100 * share:>4.1f} %"
+        lines.append(f"{group.name:<{width}}  {numbers}  {text:>15}")
+    counts = [len(group.found) for group in groups]
+    how = {"what": "images", "method": options.method, "told": options.class_prior is not None}
+    differ = compare_with_nearest(labelled.names, counts, labelled.nearest, **how)
+    lines += ["", *differ] if differ else []
     if skipped:
         lines += ["", f"skipped, as they cannot be read: {len(skipped):,} images"]
         lines += [f"  {one_line(error)}" for error in skipped[:SAID]]

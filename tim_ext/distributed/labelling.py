@@ -23,13 +23,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
-from .. import distributed
+from .. import distributed, reference
 from ..files.atomic import open_draft
 from ..files.label_files import Support
 from ..files.lock import only_run
 from ..files.memory import check_fits
 from ..files.predictions import BLOCK, RECORD, Predictions, Records, write_predictions
+from ..solver.presets import with_defaults
 from ..solver.result import Result
 from ..solver.solve import robust
 from .processes import Processes
@@ -38,6 +40,7 @@ SOLVERS: dict[str, Callable[..., Result]] = {
     "robust": robust,  # in one process, which holds the pool
     "adm": distributed.adm,
     "gd": distributed.gd,
+    "alpha-tim": distributed.gd,
 }
 ROWS = 32768  # labelled in one go
 MOST_COMPARED = 250_000  # rows, each of which robust compares with every other
@@ -59,7 +62,8 @@ class Job:
 class Summary(NamedTuple):
     """What the first process can say about the predictions."""
 
-    counts: list[int]  # rows of each class
+    counts: list[int]  # rows of each class, the labelled ones too
+    nearest: list[int]  # the same by the nearest prototype
     confidence: float  # mean over the rows without label
     unsure: float  # share of them with a confidence below 1/2
     seconds: float
@@ -108,8 +112,10 @@ def _label_pool(job: Job, processes: Processes, show: Show) -> Summary:
             _remove(job.out, name)
     *counts, confidence, unsure = sums.tolist()
     queries = max(total - len(job.support.rows), 1)
+    classes = len(job.support.class_names)
     return Summary(
-        counts=[int(n) for n in counts],
+        counts=[int(n) for n in counts[:classes]],
+        nearest=[int(n) for n in counts[classes:]],
         confidence=confidence / queries,
         unsure=unsure / queries,
         seconds=time.perf_counter() - start,
@@ -119,21 +125,21 @@ def _label_pool(job: Job, processes: Processes, show: Show) -> Summary:
 
 def _solve(job: Job, rows: Tensor, labels: Tensor, processes: Processes, step: Show) -> Result:
     """The weights [K, d] that all processes find together, or, of robust, p [n, K] of all rows."""
-    total = len(job.pool)
-    if job.method == "robust":
-        classes = len(job.support.class_names)
-        result = robust(rows, labels.long(), num_classes=classes, outputs=("probs",), **job.hyper)
-        step("iterations", total * int(result.iterations))
-        return result
+    total, classes = len(job.pool), len(job.support.class_names)
+    hyper = with_defaults(job.method, job.hyper, support=len(job.support.rows), num_classes=classes)
     try:
+        if job.method == "robust":
+            result = robust(rows, labels.long(), num_classes=classes, outputs=("probs",), **hyper)
+            step("iterations", total * int(result.iterations))
+            return result
         return SOLVERS[job.method](
             rows,
             labels,
-            num_classes=len(job.support.class_names),
+            num_classes=classes,
             cache_bytes=job.memory,
             callback=lambda done: step(f"iteration {done}", total),
             outputs=("weights",),
-            **job.hyper,
+            **hyper,
         )
     except RuntimeError as error:
         if "KeyboardInterrupt" in str(error):  # in another process
@@ -196,38 +202,58 @@ def _labels_of_part(support: Support, part: slice) -> Tensor:
     return labels
 
 
-def _found(job: Job, rows: Tensor, result: Result) -> Iterator[tuple[Tensor, Tensor]]:
-    """Predictions [n] and confidences [n] of one block of rows after the other."""
+class Block(NamedTuple):
+    """What was found of one block of rows after the other."""
+
+    predictions: Tensor  # [n]
+    confidences: Tensor  # [n]
+    nearest: Tensor  # [n] the class of the nearest prototype
+
+
+def _found(job: Job, rows: Tensor, result: Result) -> Iterator[Block]:
     how = {key: job.hyper[key] for key in ("temperature", "normalize") if key in job.hyper}
+    prototypes = _prototypes(job)
     for start in range(0, len(rows), ROWS):
         block = slice(start, start + ROWS)
         if job.method == "robust":
             assert isinstance(result.probs, Tensor)
             confidences, predictions = result.probs[block].max(dim=1)
-            yield predictions, confidences
         else:
-            found = distributed.classify(rows[block], result.weights, **how)
-            assert found.predictions is not None
-            assert found.confidences is not None
-            yield found.predictions, found.confidences
+            predictions, confidences = _classify(rows[block], result.weights, how)
+        nearest, _ = _classify(rows[block], prototypes, how)
+        yield Block(predictions, confidences, nearest)
 
 
-def _label_rows(
-    labels: Tensor, found: Iterator[tuple[Tensor, Tensor]], classes: int
-) -> Iterator[tuple[Records, Tensor]]:
-    """Records of one block of rows after the other, and what to add up over them, [K + 2]: the rows of each
-    class; of the rows without a label, the sum of the confidences and the number of those below 1/2."""
-    for start, (predictions, sure) in zip(range(0, len(labels), ROWS), found, strict=True):
+def _classify(rows: Tensor, weights: Any, how: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    found = distributed.classify(rows, weights, **how)
+    assert found.predictions is not None
+    assert found.confidences is not None
+    return found.predictions, found.confidences
+
+
+def _prototypes(job: Job) -> Tensor:
+    """[K, d] from the labelled rows, which every process can read."""
+    z = job.pool[job.support.rows].double()
+    if job.hyper.get("normalize", True):
+        z = reference.unit_length(z)
+    return reference.prototypes(z, one_hot(job.support.labels.long(), len(job.support.class_names)).to(z))
+
+
+def _label_rows(labels: Tensor, found: Iterator[Block], classes: int) -> Iterator[tuple[Records, Tensor]]:
+    """Records of one block of rows after the other, and what to add up over them, [2K + 2]: the rows of each
+    class, and by the nearest prototype; of the rows without a label, the sum of the confidences and how many
+    are below 1/2."""
+    for start, (predictions, sure, nearest) in zip(range(0, len(labels), ROWS), found, strict=True):
         given = labels[start : start + ROWS]
         known = given >= 0
-        chosen = torch.where(known, given, predictions)
+        chosen, nearest = (torch.where(known, given, one) for one in (predictions, nearest))
         confidences = torch.where(known, 1.0, sure.float())
         block = np.empty(len(given), RECORD)
         block["label"], block["confidence"] = chosen.numpy(), confidences.numpy()
         of_queries = confidences[~known].double()
         unsure = (of_queries < 0.5).sum()
-        counts = torch.bincount(chosen, minlength=classes)
-        yield block, torch.cat([counts, torch.stack([of_queries.sum(), unsure])])
+        counts = [torch.bincount(one, minlength=classes) for one in (chosen, nearest)]
+        yield block, torch.cat([*counts, torch.stack([of_queries.sum(), unsure])])
 
 
 # Files --------------------------------------------------------------------------------------------
@@ -237,13 +263,13 @@ def _write_draft(
     job: Job,
     name: str,
     labels: Tensor,
-    found: Iterator[tuple[Tensor, Tensor]],
+    found: Iterator[Block],
     processes: Processes,
     step: Show,
 ) -> Tensor:
-    """The records of this process; returns what `_label_rows` adds up over them, [K + 2]."""
+    """The records of this process; returns what `_label_rows` adds up over them, [2K + 2]."""
     classes = len(job.support.class_names)
-    sums = torch.zeros(classes + 2, dtype=torch.float64)
+    sums = torch.zeros(2 * classes + 2, dtype=torch.float64)
     with _draft(job.out, name, processes.rank).open("wb") as draft:
         for records, counted in _label_rows(labels, found, classes):
             draft.write(records.tobytes())

@@ -8,7 +8,7 @@ query/any/where/2.jpg       what to label, in folders or not
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -17,15 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..baselines import alpha_tim
 from ..errors import UserError, listed
 from ..solver.inputs import QUERY
-from ..solver.result import Result
-from ..solver.solve import adm, gd, robust
+from ..solver.presets import PRESETS, with_defaults
 from .extraction import Encoded, Extractor
 from .reading import ImageError, class_folders, find_images, shown
-
-SOLVERS: dict[str, Callable[..., Result]] = {"robust": robust, "adm": adm, "gd": gd, "alpha-tim": alpha_tim}
 
 
 class Labelled(NamedTuple):
@@ -36,7 +32,7 @@ class Labelled(NamedTuple):
     labels: Tensor  # [S]
     found: Encoded  # Q images to label
     probs: NDArray[np.float64]  # [Q, K]
-    nearest: NDArray[np.float64]  # [K]  proportions that the nearest prototype finds
+    nearest: list[int]  # [K]  images of each class, by the nearest prototype
     skipped: list[ImageError]
 
     @property
@@ -65,8 +61,8 @@ def label_images(
         raise UserError(f"--query: none of the {len(queries):,} images can be read; {found_skipped[0]}")
     probs = solve(method, known.features, labels, found.features, hyper)
     nearest = solve("adm", known.features, labels, found.features, {"iterations": 0}).argmax(axis=1)
-    shares = np.bincount(nearest, minlength=len(classes)) / len(nearest)
-    return Labelled(list(classes), known, labels, found, probs, shares, [*known_skipped, *found_skipped])
+    counts = np.bincount(nearest, minlength=len(classes)).tolist()
+    return Labelled(list(classes), known, labels, found, probs, counts, [*known_skipped, *found_skipped])
 
 
 def find_classes_and_queries(support: Path, query: Path) -> tuple[dict[str, list[Path]], list[Path]]:
@@ -111,7 +107,8 @@ def solve(
 ) -> NDArray[np.float64]:
     """[Q, K]: the probabilities of the images to label."""
     queries = labels.new_full((len(found),), QUERY)
-    result = SOLVERS[method](
+    hyper = with_defaults(method, hyper, support=len(labels), num_classes=int(labels.max()) + 1)
+    result = PRESETS[method].solve(
         torch.cat([known, found]), torch.cat([labels, queries]), outputs=("probs",), **hyper
     )
     assert isinstance(result.probs, Tensor)

@@ -213,4 +213,5 @@ for params in (TimParams, AdmParams, GdParams):
 ADM = AdmParams()
 GD = GdParams()
 ROBUST = AdmParams(marginal_weight=AUTO, smoothing=AUTO, relaxation=0.5, lam=0.3, iterations=100)
+ALPHA_TIM = GdParams(lam=1.0, alpha=1.0)  # its entropy order: presets.published_order
 FINETUNE = GdParams(iterations=25, lr=5e-5)
