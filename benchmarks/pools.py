@@ -31,7 +31,7 @@ NAMES = ["prototype", "tim-adm", "oracle", "robust"]
 def settings(labels: Any, ways: int, shots: int, seed: int) -> dict[str, Any]:
     """15 queries of each class; where classes are small, Dirichlet tasks have 8 or 5 on the average."""
     smallest = int(np.unique(np.asarray(labels), return_counts=True)[1].min())
-    queries = ways * (15 if smallest >= 60 else 8 if ways < 20 else 5)
+    queries = ways * (15 if smallest >= 60 else 8 if ways < 10 else 5)
     same = {"ways": ways, "shots": shots, "seed": seed}
     return {
         "balanced": tasks.balanced(labels, queries=15, **same),
