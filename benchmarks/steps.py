@@ -79,19 +79,18 @@ def compare(pools: dict[str, Any], counts: dict[int, int], seed: int, method: st
         print(f"{kind}: {means}")
 
 
-def path_of(pool: Any, labels: Any, **hyper: Any) -> np.ndarray[Any, Any]:
+def path_of(features: Any, labels: Any, truth: Any, **hyper: Any) -> np.ndarray[Any, Any]:
     """Percent of the queries right at W(0), W(1), ..., by the reference."""
-    right, query = [], torch.as_tensor(labels) < 0
-    truth = torch.as_tensor(pool.labels)[query]
+    right, query = [], labels < 0
     compute = reference.log_distance_softmax
 
     def watched(*arguments: Any) -> Any:
         log_p = compute(*arguments)
-        right.append(100 * float((log_p[query].argmax(dim=1) == truth).double().mean()))
+        right.append(100 * float((log_p[query].argmax(dim=1) == truth[query]).double().mean()))
         return log_p
 
     with patch.object(reference, "log_distance_softmax", watched):
-        reference.adm(pool.features, labels, **hyper)
+        reference.adm(features, labels, **hyper)
     return np.array(right)
 
 
@@ -100,10 +99,10 @@ def whole_pools(pools: dict[str, Any], seed: int) -> None:
     print("|---" * 8 + "|")
     for file, pool in pools.items():
         for shots in (1, 5):
-            index, labels = next(iter(tasks.whole_pool(pool.labels, shots=shots, seed=seed)))
-            part = type(pool)(pool.features[index], torch.as_tensor(pool.labels)[index])
-            half = path_of(part, labels, relaxation=0.5)
-            chosen = path_of(part, labels, relaxation="auto", iterations=60)
+            task = tasks.whole_pool(pool.labels, shots=shots, seed=seed)[0:1]
+            features, labels, truth = torch.as_tensor(pool.features)[task.index[0]], task.labels[0], task.truth[0]
+            half = path_of(features, labels, truth, relaxation=0.5)
+            chosen = path_of(features, labels, truth, relaxation="auto", iterations=60)
             falls = [float((path[:-1] - path[1:]).max()) for path in (half, chosen)]
             print(
                 f"| {file} {shots}-shot | {int(labels.max()) + 1} | {len(labels)} | {half[0]:.2f} | {half[-1]:.2f} "
