@@ -173,7 +173,7 @@ def solve_adm(
     decides = params.marginal_weight == AUTO
     m = UNDECIDED_MARGINAL if decides else float(params.marginal_weight)
 
-    z = smooth(z, num_classes, 0.7 * shots**-0.2 if params.smoothing == AUTO else float(params.smoothing))
+    z = smooth(z, num_classes, smoothing_reach(params.smoothing, shots))
     w = prototypes(z, a)
     log_p = log_distance_softmax(z, w, params.temperature)
     terms[0] = loss_terms(log_p, a, support, query, prior)
@@ -238,13 +238,22 @@ def smooth(z: Tensor, num_classes: int, reach: float) -> Tensor:
     """
     if reach == 0:
         return z
-    nearest = min(max(3, min(10, (len(z) + num_classes) // (2 * num_classes))), len(z) - 1)
-    a = neighbour_graph(z, nearest)
+    a = neighbour_graph(z, neighbour_count(len(z), num_classes))
     d = a.sum(dim=1).clamp(min=1e-9).rsqrt()  # of a sample without neighbours: anything, as its a_ij are 0
     s = d[:, None] * a * d
     y = torch.linalg.solve(torch.eye(len(z)).to(z) - reach * s, z)
     length: Tensor = z.norm(dim=1, keepdim=True)
     return length * unit_length(y)
+
+
+def smoothing_reach(smoothing: float | str, shots: float) -> float:
+    """r, or 0.7 s^-0.2 with s support samples per class where the task decides it"""
+    return 0.7 * shots**-0.2 if smoothing == AUTO else float(smoothing)
+
+
+def neighbour_count(samples: int, num_classes: int) -> int:
+    """k = N / 2K, rounded, 3 to 10; all others of a task that has fewer"""
+    return min(max(3, min(10, (samples + num_classes) // (2 * num_classes))), samples - 1)
 
 
 def neighbour_graph(z: Tensor, nearest: int) -> Tensor:

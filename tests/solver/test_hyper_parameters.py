@@ -152,8 +152,7 @@ def test_steps(backend):
 
 
 def test_distributed():
-    hyper = {name: value for name, value in ADM.items() if name != "smoothing"}  # which it does not have
-    assert_near(adm(distributed.adm, hyper), adm(reference.adm, hyper))
+    assert_near(adm(distributed.adm, ADM), adm(reference.adm, ADM))
     assert_near(gd(distributed.gd, GD), gd(reference.gd, GD))
 
 

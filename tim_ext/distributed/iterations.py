@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..reference import decided_marginal_weight, x_log
+from ..reference import decided_marginal_weight, smoothing_reach, x_log
 from ..solver.batch import make_history
 from ..solver.inputs import QUERY, to_proportions
 from ..solver.params import AUTO, DECIDED_AFTER, UNDECIDED_MARGINAL, AdmParams, GdParams, TimParams
@@ -25,6 +25,7 @@ from ..solver.refusals import CLASS_WITHOUT_SUPPORT, RESULT_NOT_FINITE, refusal
 from ..solver.result import Result
 from .ranks import Ranks
 from .shard import Shard, Sums
+from .smoothing import smooth_shard
 
 # tau times the mean of ||z_i - mean||^2 from which on float32 is not enough: see csrc/cpu/core/wide.h
 WIDE_LOGITS = 64
@@ -59,6 +60,7 @@ class Iterations:
         self.params = params
         shard = self.shard
         self.dim = shard.features.shape[1]
+        self.shift = torch.zeros(self.dim, dtype=torch.float64)  # of all samples, once they are smoothed
         decides = params.marginal_weight == AUTO
         self.marginal_weight = UNDECIDED_MARGINAL if decides else float(params.marginal_weight)
         radius = self._start()
@@ -121,7 +123,7 @@ class Iterations:
         ranks.stage = "after the last iteration"
         query_p = self._gather(None, terms=True).query_p  # or what the last callback raised
         shard.drop_cache()
-        weights = (self.weights + self.mean).to(shard.device, shard.result)
+        weights = (self.weights + self.mean + self.shift).to(shard.device, shard.result)
         if not weights.isfinite().all():
             raise ValueError(refusal(RESULT_NOT_FINITE, 0, 0, self.classes))
         wanted = [name for name in ("probs", "predictions") if name in self.job.outputs]
@@ -197,6 +199,27 @@ class Iterations:
 class AdmIterations(Iterations):
     params: AdmParams
 
+    def __init__(self, ranks: Ranks, job: Job, classes: int) -> None:
+        super().__init__(ranks, job, classes)
+        reach = smoothing_reach(self.params.smoothing, self.support / classes)
+        if reach > 0:
+            self._smooth(reach)
+
+    def _smooth(self, reach: float) -> None:
+        """From here on the samples are smoothed ones, minus `shift`."""
+        callback, samples = self.job.callback, self.support + self.queries
+        self.shard.drop_cache()
+        self.shard, self.shift = smooth_shard(
+            self.ranks,
+            self.shard,
+            self.mean,
+            samples,
+            self.classes,
+            reach,
+            tick=lambda: None if callback is None else callback(0),
+        )
+        self._start()
+
     def softmax_options(self) -> dict[str, Any]:
         params = self.params
         return {
@@ -220,8 +243,12 @@ class AdmIterations(Iterations):
         mass = options["support_weight"] * self.counts + options["query_weight"] * q  # D_k
         some = mass >= torch.finfo(shard.real).tiny  # only lam = 0 leaves a class without any: it stays
         new = (a + sums.p[:, None] * self.weights) / mass[:, None]
-        relaxed = self.weights + params.relaxation * (new - self.weights)
-        self.weights = torch.where(some[:, None], relaxed, self.weights)
+        change = torch.where(some[:, None], new - self.weights, 0)
+        self.weights = self.weights + self.factor(change) * change
+
+    def factor(self, change: Tensor) -> float:
+        """f of W + f (F(W) - W), given F(W) - W [K, d], which all ranks know."""
+        return self.params.relaxation
 
 
 class GdIterations(Iterations):
