@@ -48,7 +48,7 @@ def _search(faiss: Any, c: Tensor, nearest: int, tick: Callable[[], object]) -> 
     cells = max(1, min(round(LISTS * N**0.5), N))
     index = faiss.IndexIVFFlat(faiss.IndexFlatIP(d), d, cells, faiss.METRIC_INNER_PRODUCT)
     index.nprobe = PROBED
-    index.cp.seed = SEED
+    index.cp.seed, index.cp.min_points_per_centroid = SEED, 1
     some = (
         torch.randperm(N, generator=torch.Generator().manual_seed(SEED))[: TRAINED_ON * cells].sort().values
     )

@@ -7,8 +7,8 @@
                  columns of all rows, and the graph, so that only the columns travel, once there and once back
 
 csrc/common/equations.h has the equations, csrc/cpu/kernels/graph-inl.h the same in one process. Memory of a
-rank: a copy of its rows, 1 kB for each of all N samples (the graph), and 100 MB or so, whatever N, for blocks
-and columns. Beyond MOST_COMPARED samples the neighbours are approximate: see approximate_neighbours.py.
+rank: a copy of its rows, BYTES_PER_SAMPLE for each of all N samples (the graph), and 100 MB or so, whatever
+N, for blocks and columns. Beyond MOST_COMPARED samples the neighbours are those of approximate_neighbours.py.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ MOST_COMPARED = 250_000  # samples, each of which is compared with every other
 # Every product has this shape, with rows of 0 where there are fewer: a cosine is then the same, to the bit,
 # wherever its rows lie, and rows that are there twice are equally near on any number of ranks.
 TILE, BLOCK = 1024, 4096  # rows of this rank, rows of any
+BYTES_PER_SAMPLE = 1200
 COLUMN_NUMBERS = 1 << 21  # of the columns that are smoothed at a time
 LEAST_COLUMNS = 8
 LEAST_DEGREE = 1e-9
