@@ -52,7 +52,7 @@ def test_labels_are_those_of_the_solver(arguments, tmp_path):
 
 def test_a_pool_that_memory_holds_once(arguments, tmp_path, monkeypatch, capsys):
     """Not twice, as the solver of tasks in memory needs it; and one that it does not hold."""
-    memory = 400_000  # bytes; 212 rows of 24 numbers and 4 probabilities, twice, are 94,976
+    memory = 500_000  # bytes; 212 rows of 24 numbers and 4 probabilities, twice, are 94,976
     monkeypatch.setattr(labelling, "robust", None)
     monkeypatch.setattr(labelling, "available_memory", lambda: 90_000)
     monkeypatch.setattr("tim_ext.files.memory.available_memory", lambda: memory)

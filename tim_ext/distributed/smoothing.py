@@ -33,7 +33,7 @@ MOST_COMPARED = 250_000  # samples, each of which is compared with every other
 # Every product has this shape, with rows of 0 where there are fewer: a cosine is then the same, to the bit,
 # wherever its rows lie, and rows that are there twice are equally near on any number of ranks.
 TILE, BLOCK = 1024, 4096  # rows of this rank, rows of any
-BYTES_PER_SAMPLE = 1200
+BYTES_PER_SAMPLE = 1500  # at most, while the graph is made; 250 are kept
 COLUMN_NUMBERS = 1 << 21  # of the columns that are smoothed at a time
 LEAST_COLUMNS = 8
 LEAST_DEGREE = 1e-9
