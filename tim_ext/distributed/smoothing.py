@@ -139,10 +139,12 @@ def compare(lists: Lists, c: Tensor, block: Tensor, offset: int, mine: int) -> N
     width = len(block)
     others = pad(block, (0, 0, 0, BLOCK - width))
     inverse = inverse_lengths(others)[:width]
+    product = c.new_empty(TILE, BLOCK)
     for start in range(0, len(c), TILE):
         part = slice(start, min(start + TILE, len(c)))
         n = part.stop - part.start
-        tile = (pad(c[part], (0, 0, 0, TILE - n)) @ others.T)[:n, :width] * inverse  # |c_i| cos_ij
+        torch.mm(pad(c[part], (0, 0, 0, TILE - n)), others.T, out=product)
+        tile = product[:n, :width].mul_(inverse)  # |c_i| cos_ij
         itself = torch.arange(n, device=c.device) + (start - offset)
         inside = ((itself >= 0) & (itself < width)).nonzero()[:, 0]
         tile[inside, itself[inside]] = -1
