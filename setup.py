@@ -21,6 +21,7 @@ CXX_FLAGS = ["-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-fno
 CXX_FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", f"-ffile-prefix-map={ROOT}=."]
 TORCH_TARGET_VERSION = "0x{:02x}{:02x}000000000000".format(*OLDEST_TORCH)  # a byte each: 0x020a.. is 2.10
 NVCC_FLAGS = ["-O3", "-std=c++17", "-Xcompiler=-fvisibility=hidden"]
+NVCC_FLAGS += ["--threads=0"]  # architectures of a file side by side: the largest file alone would end the build
 
 
 def files(*patterns: str) -> list[str]:

@@ -17,7 +17,7 @@ from tim_ext.solver.params import GdParams
 
 DTYPES = [torch.float32, torch.float64]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-SCHEDULES = 5
+SCHEDULES = 3
 # Large steps with a large eps: where the gradient is 0 but for rounding, Adam must not take a full step.
 STEPS = {"lr": 1e-2, "eps": 1e-2}
 SOLVERS = {

@@ -14,7 +14,7 @@ from helpers.parity import (
 
 from tim_ext.solver.params import GdParams
 
-STEP_SHAPES = range(50)
+STEP_SHAPES = range(24)
 
 
 @backends
