@@ -1,12 +1,13 @@
 """Steps that a task chooses: `python -m benchmarks.steps features.npz [more.npz] [--tasks 300] [--many 50]`.
 
-Each file holds `features` [M, d] and `labels` [M]. On the same seeded tasks of 5, 10 and 20 classes, with 1 and 5 shots,
-balanced and with Dirichlet(2) proportions: TIM-ADM with 150 and with 60 iterations of the paper, with 150 half steps,
-and with 60 steps that the task chooses (relaxation="auto"); the paired difference of the last to the first with its
-95 % interval. Then `robust`, as it is and with chosen steps. --many: tasks of the settings with 20 classes.
+Each file holds `features` [M, d] and `labels` [M]. On the same seeded tasks of 5, 10 and 20 classes, with 1
+and 5 shots, balanced and with Dirichlet(2) proportions: TIM-ADM with 150 and with 60 iterations of the paper,
+with 150 half steps, and with 60 steps that the task chooses (relaxation="auto"); the paired difference of the
+last to the first with its 95 % interval. Then `robust`, as it is and with chosen steps. --many: tasks of the
+settings with 20 classes.
 
---pools: each file as one pool instead, with 1 and 5 labels of each class: the accuracy at the end, and the largest
-fall of it between two iterations, in plain torch.
+--pools: each file as one pool instead, with 1 and 5 labels of each class: the accuracy at the end, and the
+largest fall of it between two iterations, in plain torch.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ def all_settings(labels: Any, counts: dict[int, int], seed: int) -> Iterator[tup
                 yield f"{ways}-way {shots}-shot {kind}", sampler, count
 
 
-def compare(pools: dict[str, Any], counts: dict[int, int], seed: int, method: str, hyper: dict[str, Any]) -> None:
+def compare(
+    pools: dict[str, Any], counts: dict[int, int], seed: int, method: str, hyper: dict[str, Any]
+) -> None:
     first, *others = hyper
     print(f"\n| {method} | {' | '.join(hyper)} | {' | '.join(f'{name} - {first}' for name in others)} |")
     print("|---" * (2 * len(hyper)) + "|")
@@ -100,13 +103,17 @@ def whole_pools(pools: dict[str, Any], seed: int) -> None:
     for file, pool in pools.items():
         for shots in (1, 5):
             task = tasks.whole_pool(pool.labels, shots=shots, seed=seed)[0:1]
-            features, labels, truth = torch.as_tensor(pool.features)[task.index[0]], task.labels[0], task.truth[0]
+            features, labels, truth = (
+                torch.as_tensor(pool.features)[task.index[0]],
+                task.labels[0],
+                task.truth[0],
+            )
             half = path_of(features, labels, truth, relaxation=0.5)
             chosen = path_of(features, labels, truth, relaxation="auto", iterations=60)
             falls = [float((path[:-1] - path[1:]).max()) for path in (half, chosen)]
             print(
-                f"| {file} {shots}-shot | {int(labels.max()) + 1} | {len(labels)} | {half[0]:.2f} | {half[-1]:.2f} "
-                f"| {falls[0]:.2f} | {chosen[-1]:.2f} | {falls[1]:.2f} |",
+                f"| {file} {shots}-shot | {int(labels.max()) + 1} | {len(labels)} "
+                f"| {half[0]:.2f} | {half[-1]:.2f} | {falls[0]:.2f} | {chosen[-1]:.2f} | {falls[1]:.2f} |",
                 flush=True,
             )
 

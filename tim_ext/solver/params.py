@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 FORMS = ("auto", "dual", "primal")  # of TIM-ADM: how the weights are kept
 OUTPUTS = ("probs", "predictions", "weights")
 LARGEST_COUNT = 2**31 - 1
-# marginal_weight="auto": the largest weight until a task decides again, and when it does (csrc/common/equations.h)
+# marginal_weight="auto": the largest weight until a task decides again, and when it does
+# (csrc/common/equations.h)
 UNDECIDED_MARGINAL, DECIDED_AFTER = 0.1, 25
 
 
@@ -178,7 +179,11 @@ class AdmParams(TimParams):
     form: str = checked(AUTO, check_form)
 
     def arguments(self) -> dict[str, Any]:
-        automatic = {name: None for name in ("marginal_weight", "smoothing", "relaxation") if getattr(self, name) == AUTO}
+        automatic = {
+            name: None
+            for name in ("marginal_weight", "smoothing", "relaxation")
+            if getattr(self, name) == AUTO
+        }
         return {**vars(self), **automatic} if automatic else vars(self)
 
 

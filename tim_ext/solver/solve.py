@@ -65,8 +65,8 @@ def adm(
         temperature: tau of p_ik = softmax_k(-tau/2 * ||w_k - z_i||^2).
         marginal_weight: weight m of the marginal entropy of the queries; 0 leaves it out. "auto": each task
             decides, by how far its proportions are from equal ones (or from `class_prior`):
-            m = max(0.005, min(1, 0.05 s^-1/2 / KL)^2), s support samples per class; first at the prototypes, with
-            m <= 0.1, and after 25 iterations once more.
+            m = max(0.005, min(1, 0.05 s^-1/2 / KL)^2), s support samples per class; first at the prototypes,
+            with m <= 0.1, and after 25 iterations once more.
         class_prior: proportions of the classes among the queries, if known: [K] for all tasks, [T, K], or a
             list of [K_t], each > 0 and of sum 1. The marginal entropy, largest for equal proportions, becomes
             log K - KL(phat || prior). `tim_ext.reference.q_update` derives the update.
@@ -74,11 +74,12 @@ def adm(
             list of [K_t, d]; by default the prototypes. Such tasks are solved in the primal form. With `tol`
             it saves iterations: `adm(features, more_labels, weights=before.weights, tol=1e-2)`.
         smoothing: reach r of a smoothing over the graph of nearest neighbours, 0 <= r < 1; 0 leaves it out.
-            "auto": 0.7 s^-0.2, longer with more than 50 samples per class. Samples keep their length; `weights`
-            are then points among the smoothed samples. `tim_ext.reference.smooth` has the equations.
-        relaxation: factor > 0 of every step of W; 1 is the paper's step, 0.5 half of it. "auto": each task chooses
-            its steps, longer where that is stable and shorter where it is not, so that 60 iterations do for 150;
-            the last ones are guarded. `tim_ext.solver.steps.StepControl` has the rule.
+            "auto": 0.7 s^-0.2, longer with more than 50 samples per class. Samples keep their length;
+            `weights` are then points among the smoothed samples. `tim_ext.reference.smooth` has the
+            equations.
+        relaxation: factor > 0 of every step of W; 1 is the paper's step, 0.5 half of it. "auto": each task
+            chooses its steps, longer where that is stable and shorter where it is not, so that 60 iterations
+            do for 150; the last ones are guarded. `tim_ext.solver.steps.StepControl` has the rule.
         iterations: number of updates; 0 gives the prototypes, or `weights`.
         tol: stop a task when no probability moved by more than this in an iteration; 0 runs them all.
         form: "dual" (Gram domain, fast for N small against d), "primal", or "auto" by cost.

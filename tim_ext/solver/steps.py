@@ -32,7 +32,7 @@ class StepControl:
         t, self.next = self.next, self.next + 1
         last = t + 1 == self.planned
         changed = self.decides_marginal and t == DECIDED_AFTER  # F is another one: nothing to compare with
-        if 0 < t and t + GUARDED_STEPS >= self.planned and not changed and own > self.residual:
+        if t > 0 and t + GUARDED_STEPS >= self.planned and not changed and own > self.residual:
             before, self.factor = self.factor, 0.0 if last else self.factor / 2
             return self.factor - before, True
         if last:
