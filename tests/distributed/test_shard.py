@@ -11,7 +11,8 @@ from helpers.make_tasks import make_task
 from helpers.ranks import BF16, F16, F32, F64, PRIOR, SMALL, mixed_task, ops
 
 from tim_ext import distributed
-from tim_ext.distributed.shard import TorchKernels, lanes
+from tim_ext.distributed.shard import lanes
+from tim_ext.distributed.torch_kernels import TorchKernels
 from tim_ext.solver import native
 
 

@@ -67,6 +67,7 @@ CASES: dict[str, tuple[str, Callable[[], tuple[Tensor, Tensor]], tuple[float, ..
         {"temperature": 9000.0, "iterations": 9},
     ),
     "adm, first weights": ("adm", partial(mixed_task, **SMALL), UNEVEN, {"weights": FIRST, "history": True}),
+    "adm, own steps": ("adm", partial(mixed_task, **SMALL), UNEVEN, {"relaxation": "auto", "history": True}),
     "adm, no query": ("adm", partial(mixed_task, **SMALL | {"queries": 0}), EVEN, {"history": True}),
     "adm, lam = 0": ("adm", partial(mixed_task, **SMALL), EVEN, {"lam": 0.0}),
     "adm, one class": ("adm", partial(mixed_task, seed=1, shots=(3,), queries=50, d=7), EVEN, {}),

@@ -163,9 +163,8 @@ def test_steps(backend):
 
 
 def test_distributed():
-    hyper = {name: value for name, value in ADM.items() if name != "smoothing"}  # which it does not have
     for first in (None, WEIGHTS):
-        assert_near(adm(distributed.adm, hyper, weights=first), adm(reference.adm, hyper, weights=first))
+        assert_near(adm(distributed.adm, ADM, weights=first), adm(reference.adm, ADM, weights=first))
         assert_near(gd(distributed.gd, GD, weights=first), gd(reference.gd, GD, weights=first))
 
 

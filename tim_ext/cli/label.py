@@ -40,7 +40,7 @@ EXAMPLES = """
 examples:
   tim-ext label features.npy --support labels.csv --out predictions.csv
   tim-ext label features.safetensors --features-key embeddings --support labels.csv --out predictions.parquet
-  torchrun --nproc-per-node 8 -m tim_ext label pool.npy --method adm --support labels.csv --out labels.npz
+  torchrun --nproc-per-node 8 -m tim_ext label pool.npy --support labels.csv --out labels.npz
 """
 
 
@@ -49,8 +49,8 @@ def add_command(commands: Any) -> None:
         "label",
         help="label all rows of a file of features from a few labelled ones",
         description="Labels every row of a pool of features from a few labelled rows, with TIM over all.\n"
-        "Except with --method robust, features in .npy and .safetensors stay in the file, which may be\n"
-        "larger than the memory, and several processes may share them.",
+        "Several processes may share the rows. Except with --method robust, which holds the rows in memory,\n"
+        "features in .npy and .safetensors stay in the file, which may be larger than the memory.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -17,14 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..reference import decided_marginal_weight, x_log
+from ..reference import decided_marginal_weight, inner, smoothing_reach, x_log
 from ..solver.batch import make_history
 from ..solver.inputs import QUERY, to_proportions
 from ..solver.params import AUTO, DECIDED_AFTER, UNDECIDED_MARGINAL, AdmParams, GdParams, TimParams
 from ..solver.refusals import CLASS_WITHOUT_SUPPORT, RESULT_NOT_FINITE, refusal
 from ..solver.result import Result
+from ..solver.steps import StepControl
 from .ranks import Ranks
 from .shard import Shard, Sums
+from .smoothing import smooth_shard
 
 # tau times the mean of ||z_i - mean||^2 from which on float32 is not enough: see csrc/cpu/core/wide.h
 WIDE_LOGITS = 64
@@ -60,6 +62,7 @@ class Iterations:
         self.params = params
         shard = self.shard
         self.dim = shard.features.shape[1]
+        self.shift = torch.zeros(self.dim, dtype=torch.float64)  # of all samples, once they are smoothed
         decides = params.marginal_weight == AUTO
         self.marginal_weight = UNDECIDED_MARGINAL if decides else float(params.marginal_weight)
         radius = self._start()
@@ -90,8 +93,10 @@ class Iterations:
         means = total[classes + 1 : classes + dim + 2] / (self.support + self.queries)
         self.mean = means[:-1].to(shard.real).double()
         shard.centre(self.mean)
-        first = sums.view(classes, dim) / self.counts[:, None]  # the prototypes
-        self.weights = (first if self.job.weights is None else self.job.weights) - self.mean  # w_k(0)
+        if self.job.weights is None:
+            self.weights = sums.view(classes, dim) / self.counts[:, None] - self.mean  # the prototypes
+        else:
+            self.weights = self.job.weights - self.shift - self.mean
         return float(means[-1] - self.mean.square().sum())
 
     def solve(self) -> Result:
@@ -114,7 +119,8 @@ class Iterations:
             if self.decides(done):
                 prior = torch.exp2(-self.log_prior) / self.classes
                 shots = self.support / self.classes
-                self.marginal_weight = decided_marginal_weight(sums.query_p / self.queries, prior, shots)
+                m = decided_marginal_weight(sums.query_p / self.queries, prior, shots)
+                self.marginal_weight = m if done else min(m, UNDECIDED_MARGINAL)
             before = self.weights.to(shard.device)
             self.update(sums, done + 1)
             done += 1
@@ -123,7 +129,7 @@ class Iterations:
         ranks.stage = "after the last iteration"
         query_p = self._gather(None, terms=True).query_p  # or what the last callback raised
         shard.drop_cache()
-        weights = (self.weights + self.mean).to(shard.device, shard.result)
+        weights = (self.weights + self.mean + self.shift).to(shard.device, shard.result)
         if not weights.isfinite().all():
             raise ValueError(refusal(RESULT_NOT_FINITE, 0, 0, self.classes))
         wanted = [name for name in ("probs", "predictions") if name in self.job.outputs]
@@ -144,7 +150,7 @@ class Iterations:
 
     def decides(self, done: int) -> bool:
         """Whether the marginal weight is decided after so many iterations."""
-        return self.params.marginal_weight == AUTO and done == DECIDED_AFTER
+        return self.params.marginal_weight == AUTO and done in (0, DECIDED_AFTER)
 
     # What a method defines: the options of shard_softmax, and a step from the sums of the softmax half.
 
@@ -199,6 +205,32 @@ class Iterations:
 class AdmIterations(Iterations):
     params: AdmParams
 
+    def __init__(self, ranks: Ranks, job: Job, classes: int) -> None:
+        super().__init__(ranks, job, classes)
+        samples = self.support + self.queries  # of all ranks
+        reach = smoothing_reach(self.params.smoothing, self.support, samples, classes)
+        if reach > 0:
+            self._smooth(reach, samples)
+        self.steps: StepControl | None = None
+        if self.params.relaxation == AUTO:
+            self.steps = StepControl(self.params.iterations, samples, self.params.marginal_weight == AUTO)
+        self.residual = torch.zeros_like(self.weights)  # of the point before
+
+    def _smooth(self, reach: float, samples: int) -> None:
+        """From here on the samples are smoothed ones, minus `shift`."""
+        callback = self.job.callback
+        self.shard.drop_cache()
+        self.shard, self.shift = smooth_shard(
+            self.ranks,
+            self.shard,
+            self.mean,
+            samples,
+            self.classes,
+            reach,
+            tick=lambda: None if callback is None else callback(0),
+        )
+        self._start()
+
     def softmax_options(self) -> dict[str, Any]:
         params = self.params
         return {
@@ -211,7 +243,7 @@ class AdmIterations(Iterations):
         }
 
     def update(self, sums: Sums, step: int) -> None:
-        """w_k <- w_k + f ((A_k + B_k w_k) / D_k - w_k)"""
+        """W <- W + f R,  r_k = (A_k + B_k w_k) / D_k - w_k; see `move`"""
         params, options = self.params, self.softmax_options()
         marginal_power = self.marginal_weight / (self.marginal_weight + params.beta)
         exponent = marginal_power * (sums.log_power + self.log_prior)
@@ -222,8 +254,16 @@ class AdmIterations(Iterations):
         mass = options["support_weight"] * self.counts + options["query_weight"] * q  # D_k
         some = mass >= torch.finfo(shard.real).tiny  # only lam = 0 leaves a class without any: it stays
         new = (a + sums.p[:, None] * self.weights) / mass[:, None]
-        relaxed = self.weights + params.relaxation * (new - self.weights)
-        self.weights = torch.where(some[:, None], relaxed, self.weights)
+        self.move(torch.where(some[:, None], new - self.weights, 0))
+
+    def move(self, residual: Tensor) -> None:
+        """Along R = F(W) - W [K, d], which all ranks know; or back along the R of the point before."""
+        if self.steps is None:
+            self.weights = self.weights + float(self.params.relaxation) * residual
+            return
+        factor, refused = self.steps.move(inner(residual, residual), inner(self.residual, residual))
+        self.residual = self.residual if refused else residual
+        self.weights = self.weights + factor * self.residual
 
 
 class GdIterations(Iterations):

@@ -1,7 +1,8 @@
 """One pool, a few labelled rows: labels for all rows, by all processes of torchrun together.
 
 Each process has a contiguous part of the rows. It solves the task with the others, labels its rows with the
-weights that all of them got, a block at a time, and leaves them in a draft next to the output. The first
+weights that all of them got (those of robust, which smooths, with the probabilities it got), a block at a
+time, and leaves them in a draft next to the output. The first
 process writes the output from the drafts, in the order of the rows, and renames it when it is complete. From
 start to end it holds the lock of the output: the drafts it finds then are of a run that was killed.
 """
@@ -29,21 +30,23 @@ from .. import distributed, reference
 from ..files.atomic import open_draft
 from ..files.label_files import Support
 from ..files.lock import only_run
-from ..files.memory import check_fits
+from ..files.memory import available_memory, check_fits
 from ..files.predictions import BLOCK, RECORD, Predictions, Records, write_predictions
+from ..solver.params import ROBUST
 from ..solver.presets import with_defaults
 from ..solver.result import Result
 from ..solver.solve import robust
+from . import smoothing
+from .approximate_neighbours import check_alone
 from .processes import Processes
 
 SOLVERS: dict[str, Callable[..., Result]] = {
-    "robust": robust,  # in one process, which holds the pool
+    "robust": distributed.robust,
     "adm": distributed.adm,
     "gd": distributed.gd,
     "alpha-tim": distributed.gd,
 }
 ROWS = 32768  # labelled in one go
-MOST_COMPARED = 250_000  # rows, each of which robust compares with every other
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,21 +88,20 @@ def label_pool(job: Job, processes: Processes, show: Show) -> Summary:
 
 def _label_pool(job: Job, processes: Processes, show: Show) -> Summary:
     start, total = time.perf_counter(), len(job.pool)
-    if job.method == "robust":
-        _check_whole(job, processes)
+    whole = job.method == "robust" and _is_whole(job, processes)
     if processes.is_first:
         _remove(job.out)  # of a run that was killed; before any process of this one makes a file
     name = _agree(job, processes)
     _try_to_write(job.out, _draft(job.out, name, f"try-{processes.rank}"))
     part = processes.part(total)
     rows, labels = job.pool[part], _labels_of_part(job.support, part)
-    with _ending_in_order(at_once=job.method == "robust") as check:
+    with _ending_in_order(at_once=whole) as check:
 
         def step(what: str, count: int) -> None:
             show(what, count)
             check()
 
-        result = _solve(job, rows, labels, processes, step)
+        result = _solve(job, rows, labels, whole, processes, step)
         try:
             sums = _write_draft(job, name, labels, _found(job, rows, result), processes, step)
             sums = torch.stack(processes.gather(sums)).sum(dim=0)
@@ -123,12 +125,12 @@ def _label_pool(job: Job, processes: Processes, show: Show) -> Summary:
     )
 
 
-def _solve(job: Job, rows: Tensor, labels: Tensor, processes: Processes, step: Show) -> Result:
-    """The weights [K, d] that all processes find together, or, of robust, p [n, K] of all rows."""
+def _solve(job: Job, rows: Tensor, labels: Tensor, whole: bool, processes: Processes, step: Show) -> Result:
+    """The weights [K, d] that all processes find together, or, of robust, p [n, K] of the rows."""
     total, classes = len(job.pool), len(job.support.class_names)
     hyper = with_defaults(job.method, job.hyper, support=len(job.support.rows), num_classes=classes)
     try:
-        if job.method == "robust":
+        if whole:
             result = robust(rows, labels.long(), num_classes=classes, outputs=("probs",), **hyper)
             step("iterations", total * int(result.iterations))
             return result
@@ -137,8 +139,8 @@ def _solve(job: Job, rows: Tensor, labels: Tensor, processes: Processes, step: S
             labels,
             num_classes=classes,
             cache_bytes=job.memory,
-            callback=lambda done: step(f"iteration {done}", total),
-            outputs=("weights",),
+            callback=lambda done: step(f"iteration {done}", total) if done else step("neighbours", 0),
+            outputs=("probs",) if job.method == "robust" else ("weights",),
             **hyper,
         )
     except RuntimeError as error:
@@ -149,22 +151,32 @@ def _solve(job: Job, rows: Tensor, labels: Tensor, processes: Processes, step: S
         raise ValueError(_in_rows(str(error), total, processes)) from error
 
 
-def _check_whole(job: Job, processes: Processes) -> None:
-    """robust compares all rows with each other, in one process."""
-    rows, columns = job.pool.shape
-    expected = "--method: expected adm or gd"
-    if processes.size > 1:
-        raise ValueError(f"{expected} where several processes share a pool, got robust")
-    if rows > MOST_COMPARED:
-        raise ValueError(
-            f"{expected} for {rows:,} rows, got robust, which compares every row with every other "
-            f"(up to {MOST_COMPARED:,})"
-        )
+def _is_whole(job: Job, processes: Processes) -> bool:
+    """Whether robust solves the pool in one process and one call, which holds it twice; or else as adm does,
+    in all processes together, each of which holds its rows once. Refuses what is too large for both."""
+    (rows, columns), classes = job.pool.shape, len(job.support.class_names)
     width = 8 if job.pool.dtype == torch.float64 else 4
+    smooths = job.hyper.get("smoothing", ROBUST.smoothing) != 0
+    compared = rows <= smoothing.MOST_COMPARED or not smooths
+    if not compared:
+        check_alone(processes.size, rows, smoothing.MOST_COMPARED)
+    elif processes.size == 1 and rows * 2 * (columns + classes) * width <= available_memory():
+        return True
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", processes.size))  # processes on this machine
+    here = rows * local // processes.size
+    size = here * classes * width
+    if smooths:
+        size += here * columns * width + local * rows * smoothing.BYTES_PER_SAMPLE
+    if not compared:
+        size += rows * columns * 4  # in the index
     try:
-        check_fits(rows * (2 * columns + 2 * len(job.support.class_names)) * width)
+        check_fits(size)
     except ValueError as error:
-        raise ValueError(f"{expected} for this pool, got robust, which holds it in memory: {error}") from None
+        raise ValueError(
+            "--method: expected adm, gd or alpha-tim for this pool, got robust, "
+            f"which holds it in memory: {error}"
+        ) from None
+    return False
 
 
 def _agree(job: Job, processes: Processes) -> str:
@@ -215,8 +227,7 @@ def _found(job: Job, rows: Tensor, result: Result) -> Iterator[Block]:
     prototypes = _prototypes(job)
     for start in range(0, len(rows), ROWS):
         block = slice(start, start + ROWS)
-        if job.method == "robust":
-            assert isinstance(result.probs, Tensor)
+        if isinstance(result.probs, Tensor):
             confidences, predictions = result.probs[block].max(dim=1)
         else:
             predictions, confidences = _classify(rows[block], result.weights, how)

@@ -107,6 +107,18 @@ class Ranks:
         """The sum over the ranks of local() [size], float64, on the CPU."""
         return local().to("cpu", torch.float64)
 
+    def broadcast(
+        self, source: int, local: Callable[[], Tensor], shape: tuple[int, ...], dtype: torch.dtype
+    ) -> Tensor:
+        """local() of the rank `source`, which alone calls it, on every rank."""
+        return local()
+
+    def swap(
+        self, local: Callable[[], list[Tensor]], sent: list[int], received: list[int], dtype: torch.dtype
+    ) -> list[Tensor]:
+        """local()[s] [sent[s]] goes to rank s; returns what each rank sent here, flat: [received[s]]."""
+        return [part.flatten() for part in local()]
+
     def do(self, local: Callable[[], object]) -> None:
         """local() on every rank; what it raises on one ends all of them at the next exchange."""
         local()
@@ -155,7 +167,43 @@ class GroupRanks(Ranks):
         self._run(lambda: dist.all_reduce(total, group=self.group, async_op=True))
         return self._checked(total.cpu()[None])[0]
 
+    def broadcast(
+        self, source: int, local: Callable[[], Tensor], shape: tuple[int, ...], dtype: torch.dtype
+    ) -> Tensor:
+        message = torch.zeros(shape, dtype=dtype, device=self.device)
+        if self.rank == source:
+            self.do(lambda: message.copy_(local()))
+        root = dist.get_global_rank(self.group, source)
+        self._run(lambda: dist.broadcast(message, root, group=self.group, async_op=True))
+        self.sum(lambda: torch.zeros(0), 0)  # whether some rank has failed
+        return message
+
+    def swap(
+        self, local: Callable[[], list[Tensor]], sent: list[int], received: list[int], dtype: torch.dtype
+    ) -> list[Tensor]:
+        there, back = (
+            [size + 1 for size in sent],
+            [size + 1 for size in received],
+        )  # each with a flag in front
+        message = torch.zeros(sum(there), dtype=dtype, device=self.device)
+        got = torch.zeros(sum(back), dtype=dtype, device=self.device)
+
+        def write() -> None:
+            for place, part in zip(message.split_with_sizes(there), local(), strict=True):
+                place[1:] = part.flatten()
+
+        if self.pending is None:
+            self.do(write)
+        for place in message.split_with_sizes(there):
+            place[0] = self.pending is not None
+        self._run(lambda: dist.all_to_all_single(got, message, back, there, group=self.group, async_op=True))
+        parts = got.split_with_sizes(back)
+        self._checked(torch.stack([part[:1] for part in parts]).cpu())
+        return [part[1:] for part in parts]
+
     def do(self, local: Callable[[], object]) -> None:
+        if self.pending is not None:
+            return  # all ranks end at the next exchange
         try:
             local()
         except BaseException as error:

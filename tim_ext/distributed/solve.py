@@ -22,6 +22,7 @@ from ..solver.params import (
     ADM,
     GD,
     OUTPUTS,
+    ROBUST,
     TimParams,
     check_count,
     check_flag,
@@ -33,7 +34,7 @@ from .iterations import AdmIterations, GdIterations, Iterations, Job
 from .ranks import LostRankError, Ranks, open_ranks
 from .shard import Shard
 
-__all__ = ["Labels", "LostRankError", "adm", "classify", "gd"]
+__all__ = ["Labels", "LostRankError", "adm", "classify", "gd", "robust"]
 
 CACHE_BYTES = 1 << 30
 
@@ -52,7 +53,8 @@ def adm(
     marginal_weight: float | str = ADM.marginal_weight,
     class_prior: Any = None,
     weights: Any = None,
-    relaxation: float = ADM.relaxation,
+    smoothing: float | str = ADM.smoothing,
+    relaxation: float | str = ADM.relaxation,
     iterations: int = ADM.iterations,
     tol: float = ADM.tol,
     history: bool = False,
@@ -74,14 +76,18 @@ def adm(
         group: a torch.distributed process group; by default all ranks, or this process alone without one.
         num_classes: K; by default the largest label of all ranks + 1.
         normalize, lam, alpha, beta, temperature, marginal_weight, class_prior, relaxation, iterations, tol,
-            history: as in `tim_ext.adm`. There is no `smoothing` over ranks.
+            history: as in `tim_ext.adm`.
         weights: [K, d], the first W, the same on all ranks; by default the prototypes.
+        smoothing: as in `tim_ext.adm`, over the neighbours among the samples of all ranks, up to 250,000 of
+            them; beyond, in one process and with approximate neighbours (faiss). It holds a copy of this
+            rank's samples in memory. Weights, given or found, are then those of smoothed samples: `classify`
+            is of no use.
         outputs: which of "probs" [n, K], "predictions" [n], "weights" [K, d] to return; only "weights" saves
             a pass over the samples, and `classify` gives the others block by block.
         cache_bytes: memory for log p between the two passes of an iteration. Samples that do not fit have it
             computed twice, with the same result.
-        callback: called after every iteration with the number of iterations done, on every rank. What it
-            raises on one rank ends all.
+        callback: called after every iteration with the number of iterations done, on every rank; before the
+            first one now and then with 0, while samples are smoothed. What it raises on one rank ends all.
 
     Raises:
         LostRankError: another rank ended or cannot be reached; the message names it.
@@ -93,7 +99,45 @@ def adm(
         >>> tim_ext.distributed.adm(features, labels).predictions
         tensor([0, 1, 0, 1, 0])
     """
-    return _solve("adm", AdmIterations, ADM, **locals(), form="primal", smoothing=0.0)
+    return _solve("adm", AdmIterations, ADM, **locals(), form="primal")
+
+
+def robust(
+    features: Any,
+    labels: Any,
+    *,
+    group: Any = None,
+    num_classes: int | None = None,
+    normalize: bool = True,
+    lam: float = ROBUST.lam,
+    alpha: float = ROBUST.alpha,
+    beta: float = ROBUST.beta,
+    temperature: float = ROBUST.temperature,
+    marginal_weight: float | str = ROBUST.marginal_weight,
+    class_prior: Any = None,
+    weights: Any = None,
+    smoothing: float | str = ROBUST.smoothing,
+    relaxation: float | str = ROBUST.relaxation,
+    iterations: int = ROBUST.iterations,
+    tol: float = ROBUST.tol,
+    history: bool = False,
+    outputs: Sequence[str] = OUTPUTS,
+    cache_bytes: int = CACHE_BYTES,
+    callback: Callable[[int], object] | None = None,
+) -> Result:
+    """`tim_ext.robust` on one task whose samples are spread over the ranks of a process group.
+
+    It is `adm` of this module with the preset of `tim_ext.robust`, on the square roots sqrt(z + 1e-6) of
+    features that have no negative value on any rank.
+
+    Example:
+        >>> import torch, tim_ext.distributed
+        >>> features = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1], [0.2, 0.8], [0.8, 0.3]])
+        >>> labels = torch.tensor([0, 1, -1, -1, -1])
+        >>> tim_ext.distributed.robust(features, labels).predictions
+        tensor([0, 1, 0, 1, 0])
+    """
+    return _solve("robust", AdmIterations, ROBUST, **locals(), form="primal", roots=True)
 
 
 def gd(
@@ -185,6 +229,8 @@ def _solve(
     with open_ranks(group) as ranks:
         job, facts = ranks.agree(lambda: _check(name, defaults, **arguments))
         _check_same(ranks, [one["same"] for one in facts])
+        if arguments.get("roots") and not any(one["negative"] for one in facts):
+            ranks.do(job.shard.take_roots)
         samples = sum(one["samples"] for one in facts)
         top = max(one["top"] for one in facts)
         count = top + 1 if job.num_classes is None else job.num_classes
@@ -213,6 +259,7 @@ def _check(
     outputs: Sequence[str],
     cache_bytes: int,
     callback: Callable[[int], object] | None,
+    roots: bool = False,
     **hyper_parameters: Any,
 ) -> tuple[Job, dict[str, Any]]:
     """Everything that this rank can see; the facts that the others must know."""
@@ -253,6 +300,7 @@ def _check(
     same |= {"num_classes": num_classes, "normalize": normalize, "history": history, **asdict(params)}
     same |= {"class_prior": prior, "weights": None if first is None else _digest(first)}
     facts = {"top": top, "samples": int((marks != PADDING).sum()), "same": same}
+    facts["negative"] = roots and shard.has_negative()
     return job, facts
 
 

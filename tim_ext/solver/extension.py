@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import reference
+from .graph import chebyshev, chebyshev_steps, make_graph
 
 BLOCK = 1 << 24  # numbers at a time
 SAME = {torch.float32: 1e-6, torch.float64: 1e-12}  # of its largest value, a row may be off: rounding
@@ -57,46 +58,24 @@ class Extension:
 def extend(z: Tensor, num_classes: int, reach: float) -> Extension:
     """For a solve of z [N, d] (unit length or not, as the solver took them) that smooths with this reach."""
     nearest = reference.neighbour_count(len(z), num_classes)
-    graph, least = _graph(z, nearest)
-    degree = graph.sum(dim=1).to_dense().clamp(min=1e-9)
-    row, column = graph.indices()
-    values = graph.values() * (degree[row] * degree[column]).rsqrt()
-    s = torch.sparse_coo_tensor(
-        graph.indices(), values, graph.shape, is_coalesced=True, check_invariants=False
-    )
-    return Extension(reach, nearest, z, _solve(s, z, reach), degree, least)
+    cos, near = _neighbours(z, nearest)
+    graph = make_graph(cos, near, reach)
+    y = chebyshev(z, graph, reach, chebyshev_steps(reach, z.dtype))
+    return Extension(reach, nearest, z, y, graph.degree, cos[:, -1].clone())
 
 
-def _graph(z: Tensor, nearest: int) -> tuple[Tensor, Tensor]:
-    """a_ij of `reference.neighbour_graph`, sparse [N, N], of equally near neighbours any; and the cosine to
-    the farthest one, [N]."""
+def _neighbours(z: Tensor, nearest: int) -> tuple[Tensor, Tensor]:
+    """Cosines [N, k], the largest first, and rows [N, k]; of equally near neighbours any."""
     rows = len(z)
     x = _unit(z - z.mean(dim=0))
-    near = torch.empty(rows, nearest, dtype=torch.int64)
-    b, least = z.new_empty(rows, nearest), z.new_empty(rows)
+    cosines, near = z.new_empty(rows, nearest), torch.empty(rows, nearest, dtype=torch.int64)
     size = max(1, BLOCK // rows)
     for start in range(0, rows, size):
         block = slice(start, min(start + size, rows))
         cos = x[block] @ x.T
         cos[torch.arange(len(cos)), torch.arange(start, block.stop)] = -torch.inf
-        value, near[block] = cos.topk(nearest, dim=1)
-        b[block], least[block] = value.clamp(min=0) ** 3, value[:, -1]
-    edges = torch.stack([torch.arange(rows).repeat_interleave(nearest), near.flatten()])
-    half = torch.sparse_coo_tensor(edges, b.flatten() / 2, (rows, rows), check_invariants=False)
-    return (half + half.t()).coalesce(), least
-
-
-def _solve(s: Tensor, z: Tensor, reach: float) -> Tensor:
-    """y = z + r S y by Chebyshev's iteration: S is symmetric, with eigenvalues between -1 and 1."""
-    before, y, weight = z, z + reach * (s @ z), 2.0
-    digits = torch.finfo(z.dtype).eps
-    gain = reach / (1 + (1 - reach**2) ** 0.5)  # by which the error falls in a step
-    error = gain
-    while error > digits / 4:
-        weight = 1 / (1 - reach**2 * weight / 4)
-        before, y = y, before + weight * (z + reach * (s @ y) - before)
-        error *= gain
-    return y
+        cosines[block], near[block] = cos.topk(nearest, dim=1)
+    return cosines, near
 
 
 def _unit(x: Tensor) -> Tensor:
