@@ -263,13 +263,13 @@ def smooth(z: Tensor, num_classes: int, reach: float) -> Tensor:
 
 
 def smoothing_reach(smoothing: float | str, support: int, samples: int, num_classes: int) -> float:
-    """r; "auto": 0.7 s^-0.2 with s support samples per class; with n > 50 samples per class in all longer,
-    1 - r = (1 - 0.7 s^-0.2) (50 / n)^1/2, but at most 0.9
+    """r; "auto": 0.7 s^-0.2 with s support samples per class; with n > 100 samples per class in all longer,
+    1 - r = (1 - 0.7 s^-0.2) (100 / n)^1/2, but at most 0.9
     """
     if smoothing != AUTO:
         return float(smoothing)
     reach: float = 0.7 * (support / num_classes) ** -0.2
-    longer = 1 - (1 - reach) * math.sqrt(50 / max(samples / num_classes, 50))
+    longer = 1 - (1 - reach) * math.sqrt(100 / max(samples / num_classes, 100))
     return max(reach, min(longer, 0.9))
 
 

@@ -77,8 +77,8 @@ TIM_HD N divergence_term(int64_t classes, N share, N log_prior) {
 //   z_i <- ||z_i|| y_i / ||y_i||,   y = (I - r S)^-1 z,   S = D^-1/2 A D^-1/2,   D_i = max(least, sum_j a_ij)
 //   a_ij = (b_ij + b_ji) / 2,   b_ij = max(0, cos(z_i - mean, z_j - mean))^3 for the k nearest j, else 0
 // The reach r of a task that chooses it: 0.7 s^-0.2, and longer where a class has many samples,
-//   1 - r = (1 - 0.7 s^-0.2) sqrt(50 / n),   n = N / K > 50,   r <= 0.9
-constexpr double kFewPerClass = 50, kLongestReach = 0.9;
+//   1 - r = (1 - 0.7 s^-0.2) sqrt(100 / n),   n = N / K > 100,   r <= 0.9
+constexpr double kFewPerClass = 100, kLongestReach = 0.9;
 template <class Params>
 TIM_HD bool smooths(const Params& p) {
   return p.smooths_by_shots || p.smoothing > 0;

@@ -74,7 +74,7 @@ def adm(
             list of [K_t, d]; by default the prototypes. Such tasks are solved in the primal form. With `tol`
             it saves iterations: `adm(features, more_labels, weights=before.weights, tol=1e-2)`.
         smoothing: reach r of a smoothing over the graph of nearest neighbours, 0 <= r < 1; 0 leaves it out.
-            "auto": 0.7 s^-0.2, longer with more than 50 samples per class. Samples keep their length, and
+            "auto": 0.7 s^-0.2, longer with more than 100 samples per class. Samples keep their length, and
             `weights` are points among the smoothed samples. `tim_ext.reference.smooth` has the equations.
         relaxation: factor > 0 of every step of W; 1 is the paper's step, 0.5 half of it. "auto": each task
             chooses its steps, longer ones where that is stable and shorter ones where it is not, so that 50
