@@ -1,11 +1,12 @@
 // TIM-ADM. Three kernels, each of which keeps a task on a block (or team of blocks) from the first iteration to the
 // last:
 //
-//   adm_registers_kernel  dual, N <= 128, float32, without smoothing: G in registers, everything else in shared memory
+//   adm_registers_kernel  dual, N <= 128, float32, steps as given, no smoothing: G in registers, all else in shared memory
 //   adm_dual_kernel       dual, any N: G in shared memory where it fits, else in global memory (L2)
 //   adm_primal_kernel     primal
 #pragma once
 
+#include "cuda/core/chosen_steps.cuh"
 #include "cuda/core/smoothing.cuh"
 
 namespace tim_ext {
@@ -25,7 +26,7 @@ struct RegisterForm {
   const DualState<float>& s;
   const AdmWeights<float>& c;
 
-  __device__ __forceinline__ void product() {
+  __device__ __forceinline__ void product(int64_t) {
     constexpr int sums = Tile <= 4 ? 16 : 32;
     const int y = int(threadIdx.x) / 16, x = int(threadIdx.x) % 16;
     for (int k0 = 0; k0 < a.K - 1; k0 += 4) {
@@ -57,7 +58,7 @@ struct RegisterForm {
     TIM_SYNC(team);
   }
   __device__ __forceinline__ void update() {
-    dual_update(team, a, s, c.support);
+    dual_update(team, a, s, s, c.support);
     TIM_SYNC(team);
   }
 };
@@ -127,19 +128,27 @@ struct DualForm {
   const TaskArrays<T>& a;
   const DualState<T>& s;
   const AdmWeights<T>& c;
+  const DualSteps<T>& steps;
   T *partial, *sliced;
 
-  // U_k = G (C_k - C_K): G is symmetric, so its rows are the samples to sum over, its columns the results.
-  __device__ void product() {
+  // U_k = G (C_k - C_K): G is symmetric, so its rows are the samples to sum over, its columns the results. A task that
+  // chooses its steps has U, and P = G R here.
+  __device__ void product(int64_t t) {
+    const bool moves = c.chooses_steps && t > 0;
+    T* const out = moves ? steps.product(steps.next()) : a.log_p();
     accumulate_columns(team, MatrixRows<T>{gram, a.ld, round_up(a.n, kVector<T>)}, a.n, int64_t(a.n),
-                       s.difference, a.ld, a.K - 1, partial, sliced,
-                       [&](int k, int64_t i, T sum) { a.log_p(k)[i] = sum; });
+                       moves ? steps.residual(steps.next()).difference : s.difference, a.ld, a.K - 1, partial,
+                       sliced, [&](int k, int64_t i, T sum) { out[k * a.ld + i] = sum; });
     TIM_SYNC(team);
+    if (moves)
+      dual_move(team, a, s, steps);
+    else if (c.chooses_steps)
+      keep_scores(team, a, steps);
     dual_shift(team, a, s, c.tau);
     TIM_SYNC(team);
   }
   __device__ void update() {
-    dual_update(team, a, s, c.support);
+    dual_update(team, a, s, c.chooses_steps ? steps.residual(steps.next()) : s, c.support);
     TIM_SYNC(team);
   }
 };
@@ -151,11 +160,12 @@ struct DualMemory {
   int64_t pitch;
   T *z, *sliced, *gram;  // Z [N][pitch]
   GramSmoothing<T> smoothing;
+  DualSteps<T> steps;
   int64_t bytes;
 };
-template <class T>
+template <class T, class Params>
 __host__ __device__ DualMemory<T> take_dual_memory(void* start, int64_t N, int K, int64_t dim, bool with_gram,
-                                                   bool smooths) {
+                                                   const Params& params) {
   Arena arena(start);
   DualMemory<T> m{};
   m.a = take_arrays<T>(arena, N, K);
@@ -164,7 +174,8 @@ __host__ __device__ DualMemory<T> take_dual_memory(void* start, int64_t N, int K
   m.z = arena.take<T>(N * m.pitch);
   m.sliced = slices_of(N) > 1 ? arena.take<T>(slices_of(N) * K * (N > dim ? N : dim)) : nullptr;
   m.gram = with_gram ? arena.take<T>(N * m.a.ld) : nullptr;
-  if (smooths) m.smoothing = take_gram_smoothing<T>(arena, N, m.a.ld);
+  if (smooths(params)) m.smoothing = take_gram_smoothing<T>(arena, N, m.a.ld);
+  if (params.chooses_steps) m.steps = take_dual_steps<T>(arena, N, m.a.ld, K);
   m.bytes = round_up(arena.used(), 256);
   return m;
 }
@@ -196,8 +207,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   for_tasks(problem, slots, shared.number,
             [&](Team& team, const TaskEntry& task, const TaskSamples& samples, void* slot) {
               const bool smooth = smooths(c);
-              DualMemory<T> m = take_dual_memory<T>(slot, task.samples, task.classes, problem.dim,
-                                                    gram_samples == 0, smooth);
+              DualMemory<T> m =
+                  take_dual_memory<T>(slot, task.samples, task.classes, problem.dim, gram_samples == 0, c);
               bind_task(m.a, problem, task, samples);
               T* const gram = gram_samples > 0 ? shared.gram : m.gram;
               const MatrixRows<T> rows{m.z, m.pitch, m.pitch};
@@ -205,12 +216,13 @@ __global__ void __launch_bounds__(kThreads, 1)
               if (smooth)
                 measure_samples(team, m.z, m.a.n, m.pitch, mean_of(problem, task), m.smoothing.graph);
               dual_start(team, m.a, m.s);
+              if (c.chooses_steps) start_dual_steps(team, m.a, c, m.steps);
               TIM_SYNC(team);
               gram_matrix<kGramTile>(team, rows, m.a.n, m.pitch, shared.scratch, gram, m.a.ld);
               TIM_SYNC(team);
               if (smooth)
                 smooth_gram(team, m.a, c, mean_of(problem, task), m.pitch, shared.scratch, gram, m.smoothing);
-              DualForm<T> form{gram, team, m.a, m.s, c, shared.scratch, m.sliced};
+              DualForm<T> form{gram, team, m.a, m.s, c, m.steps, shared.scratch, m.sliced};
               const int64_t iterations = adm_iterate(team, m.a, c, form, problem, task);
               write_results(team, m.a, problem, task, iterations);
               if (problem.weights == nullptr) return;
@@ -235,10 +247,11 @@ struct AdmPrimalForm {
   const TaskArrays<T>& a;
   const PrimalState<T>& s;
   const AdmWeights<T>& c;
+  const PrimalSteps<T>& steps;
   T* partial;
 
-  __device__ void product() { primal_product(team, a, s, c.tau); }
-  // w_k <- (sum_i X_ik z_i + B_k w_k) / D_k
+  __device__ void product(int64_t) { primal_product(team, a, s, c.tau); }
+  // w_k <- (sum_i X_ik z_i + B_k w_k) / D_k, or the residual there
   __device__ void update() {
     const T query_weight = a.c_query();
     for (int i = team.thread(); i < a.n; i += team.threads()) {
@@ -246,12 +259,14 @@ struct AdmPrimalForm {
       for (int k = 0; k < a.K; ++k) s.x[grouped(i, k, a.ld)] = weight * (a.target(k)[i] - a.p(k)[i]);
     }
     TIM_SYNC(team);
+    T* const next = c.chooses_steps ? steps.residual(steps.next()) : s.weights;
     accumulate_columns(team, s.rows(), a.n, s.dim, s.x, a.ld, a.K, partial, s.sliced,
                        [&](int k, int64_t column, T sum) {
-                         T& w = s.weights[k * s.pitch + column];
-                         w = sum * a.step()[k] + w * a.stay()[k];
+                         const int64_t at = k * s.pitch + column;
+                         next[at] = sum * a.step()[k] + s.weights[at] * a.stay()[k];
                        });
     TIM_SYNC(team);
+    if (c.chooses_steps) primal_move(team, a, s, steps);
   }
 };
 
@@ -260,16 +275,18 @@ struct AdmPrimalMemory {
   TaskArrays<T> a;
   PrimalState<T> s;
   RowSmoothing<T> smoothing;
+  PrimalSteps<T> steps;
   int64_t bytes;
 };
-template <class T>
+template <class T, class Params>
 __host__ __device__ AdmPrimalMemory<T> take_adm_primal_memory(void* start, int64_t N, int K, int64_t dim,
-                                                              bool smooths) {
+                                                              const Params& params) {
   Arena arena(start);
   AdmPrimalMemory<T> m{};
   m.a = take_arrays<T>(arena, N, K);
   m.s = take_primal<T>(arena, N, m.a.ld, K, dim);
-  if (smooths) m.smoothing = take_row_smoothing<T>(arena, N, m.s.pitch);
+  if (smooths(params)) m.smoothing = take_row_smoothing<T>(arena, N, m.s.pitch);
+  if (params.chooses_steps) m.steps = take_primal_steps<T>(arena, K, m.s.pitch);
   m.bytes = round_up(arena.used(), 256);
   return m;
 }
@@ -299,10 +316,11 @@ __global__ void __launch_bounds__(kThreads, 1)
             [&](Team& team, const TaskEntry& task, const TaskSamples& samples, void* slot) {
               const bool smooth = smooths(c);
               AdmPrimalMemory<T> m =
-                  take_adm_primal_memory<T>(slot, task.samples, task.classes, problem.dim, smooth);
+                  take_adm_primal_memory<T>(slot, task.samples, task.classes, problem.dim, c);
               bind_task(m.a, problem, task, samples);
               T* const mean = mean_of(problem, task);
               primal_start(team, m.a, m.s, rows_of(problem, task));
+              if (c.chooses_steps) start_primal_steps(team, m.a, c, m.s.pitch, m.steps);
               if (smooth) {
                 measure_samples(team, m.s.z, m.a.n, m.s.pitch, mean, m.smoothing.graph);
                 start_steps(team, m.s.z, m.a.n, m.s.pitch, m.smoothing);
@@ -311,7 +329,7 @@ __global__ void __launch_bounds__(kThreads, 1)
               if (smooth) smooth_rows(team, m.a, c, mean, m.s.pitch, shared.partial, m.s.z, m.smoothing);
               if (smooth && problem.start != nullptr) TIM_SYNC(team);  // first_weights reads the new mean
               first_weights(team, m.a, m.s, mean, start_of(problem, task));
-              AdmPrimalForm<T> form{team, m.a, m.s, c, shared.partial};
+              AdmPrimalForm<T> form{team, m.a, m.s, c, m.steps, shared.partial};
               const int64_t iterations = adm_iterate(team, m.a, c, form, problem, task);
               write_results(team, m.a, problem, task, iterations);
               primal_finish(team, m.s, problem, task);

@@ -35,7 +35,7 @@ __device__ __forceinline__ double unit_of(double square, double own, double sum,
 
 template <class T>
 __device__ double reach_of(const AdmWeights<T>& c, const TaskArrays<T>& a) {
-  return smoothing_reach(c, double(a.support) / a.K);
+  return smoothing_reach(c, a.support, a.n, a.K);
 }
 
 // Gram domain --------------------------------------------------------------------------------------

@@ -50,10 +50,11 @@ template <class T>
 struct AdmWeights : AdmCoefficients<T> {
   T tol;
   int64_t iterations;
-  bool decides_marginal;  // after kDecidedAfter iterations
+  bool decides_marginal;  // see decides_marginal_at
   T beta;
   bool smooths_by_shots;  // see smoothing_reach
   double smoothing;
+  bool chooses_steps;  // see StepControl
 };
 template <class T>
 struct GdWeights : GdCoefficients<T> {
