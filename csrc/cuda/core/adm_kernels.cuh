@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int64_t iterations = adm_iterate(team, m.a, c, form, problem, task);
   write_results(team, m.a, problem, task, iterations);
   if (problem.weights == nullptr) return;
-  dual_finish(team, m.a, m.s);
+  dual_finish(team, m.a, m.s, m.s);
   TIM_SYNC(team);
   float* const weights = problem.weights + task.first_class * problem.dim;
   const float* const mean = mean_of(problem, task);
@@ -128,29 +128,25 @@ struct DualForm {
   const TaskArrays<T>& a;
   const DualState<T>& s;
   const AdmWeights<T>& c;
-  const DualSteps<T>& steps;
   T *partial, *sliced;
+  DualSteps<T>* steps;
 
-  // U_k = G (C_k - C_K): G is symmetric, so its rows are the samples to sum over, its columns the results. A task that
-  // chooses its steps has U, and P = G R here.
+  // U_k = G (C_k - C_K): G is symmetric, so its rows are the samples to sum over, its columns the results. Where the task
+  // chooses its steps, R has the place of C, and C moves before U is known.
   __device__ void product(int64_t t) {
-    const bool moves = c.chooses_steps && t > 0;
-    T* const out = moves ? steps.product(steps.next()) : a.log_p();
     accumulate_columns(team, MatrixRows<T>{gram, a.ld, round_up(a.n, kVector<T>)}, a.n, int64_t(a.n),
-                       moves ? steps.residual(steps.next()).difference : s.difference, a.ld, a.K - 1, partial,
-                       sliced, [&](int k, int64_t i, T sum) { out[k * a.ld + i] = sum; });
+                       s.difference, a.ld, a.K - 1, partial, sliced,
+                       [&](int k, int64_t i, T sum) { a.log_p(k)[i] = sum; });
     TIM_SYNC(team);
-    if (moves)
-      dual_move(team, a, s, steps);
-    else if (c.chooses_steps)
-      keep_scores(team, a, steps);
-    dual_shift(team, a, s, c.tau);
+    if (c.chooses_steps) dual_move(team, a, s, t == 0, *steps);
+    dual_shift(team, a, point(), c.tau);
     TIM_SYNC(team);
   }
   __device__ void update() {
-    dual_update(team, a, s, c.chooses_steps ? steps.residual(steps.next()) : s, c.support);
+    dual_update(team, a, point(), s, c.support);
     TIM_SYNC(team);
   }
+  __device__ DualState<T> point() const { return c.chooses_steps ? steps->point() : s; }  // C
 };
 
 template <class T>
@@ -160,7 +156,7 @@ struct DualMemory {
   int64_t pitch;
   T *z, *sliced, *gram;  // Z [N][pitch]
   GramSmoothing<T> smoothing;
-  DualSteps<T> steps;
+  DualStepsMemory<T> steps;
   int64_t bytes;
 };
 template <class T, class Params>
@@ -183,6 +179,7 @@ template <class T>
 struct DualShared {
   T* scratch;
   int* number;
+  DualSteps<T>* steps;
   T* gram;
   int64_t bytes;
 };
@@ -193,6 +190,7 @@ __host__ __device__ DualShared<T> take_dual_shared(void* start, int64_t gram_sam
   DualShared<T> m{};
   m.scratch = arena.take<T>(stage > kPartial<T> ? stage : kPartial<T>);
   m.number = arena.take<int>(1);
+  m.steps = arena.take<DualSteps<T>>(1);
   m.gram = gram_samples > 0 ? arena.take<T>(gram_samples * leading(gram_samples)) : nullptr;
   m.bytes = arena.used();
   return m;
@@ -216,17 +214,17 @@ __global__ void __launch_bounds__(kThreads, 1)
               if (smooth)
                 measure_samples(team, m.z, m.a.n, m.pitch, mean_of(problem, task), m.smoothing.graph);
               dual_start(team, m.a, m.s);
-              if (c.chooses_steps) start_dual_steps(team, m.a, c, m.steps);
+              if (c.chooses_steps) start_dual_steps(team, m.a, c, m.steps, shared.steps);
               TIM_SYNC(team);
               gram_matrix<kGramTile>(team, rows, m.a.n, m.pitch, shared.scratch, gram, m.a.ld);
               TIM_SYNC(team);
               if (smooth)
                 smooth_gram(team, m.a, c, mean_of(problem, task), m.pitch, shared.scratch, gram, m.smoothing);
-              DualForm<T> form{gram, team, m.a, m.s, c, m.steps, shared.scratch, m.sliced};
+              DualForm<T> form{gram, team, m.a, m.s, c, shared.scratch, m.sliced, shared.steps};
               const int64_t iterations = adm_iterate(team, m.a, c, form, problem, task);
               write_results(team, m.a, problem, task, iterations);
               if (problem.weights == nullptr) return;
-              dual_finish(team, m.a, m.s);
+              dual_finish(team, m.a, form.point(), m.s);
               TIM_SYNC(team);
               if (smooth) unsmooth(team, m.a, m.s, m.smoothing, shared.scratch, m.sliced);
               T* const weights = problem.weights + task.first_class * problem.dim;
@@ -247,8 +245,8 @@ struct AdmPrimalForm {
   const TaskArrays<T>& a;
   const PrimalState<T>& s;
   const AdmWeights<T>& c;
-  const PrimalSteps<T>& steps;
   T* partial;
+  PrimalSteps<T>* steps;
 
   __device__ void product(int64_t) { primal_product(team, a, s, c.tau); }
   // w_k <- (sum_i X_ik z_i + B_k w_k) / D_k, or the residual there
@@ -259,14 +257,14 @@ struct AdmPrimalForm {
       for (int k = 0; k < a.K; ++k) s.x[grouped(i, k, a.ld)] = weight * (a.target(k)[i] - a.p(k)[i]);
     }
     TIM_SYNC(team);
-    T* const next = c.chooses_steps ? steps.residual(steps.next()) : s.weights;
     accumulate_columns(team, s.rows(), a.n, s.dim, s.x, a.ld, a.K, partial, s.sliced,
                        [&](int k, int64_t column, T sum) {
                          const int64_t at = k * s.pitch + column;
-                         next[at] = sum * a.step()[k] + s.weights[at] * a.stay()[k];
+                         (c.chooses_steps ? steps->residual : s.weights)[at] =
+                             sum * a.step()[k] + s.weights[at] * a.stay()[k];
                        });
     TIM_SYNC(team);
-    if (c.chooses_steps) primal_move(team, a, s, steps);
+    if (c.chooses_steps) primal_move(team, a, s, *steps);
   }
 };
 
@@ -275,7 +273,7 @@ struct AdmPrimalMemory {
   TaskArrays<T> a;
   PrimalState<T> s;
   RowSmoothing<T> smoothing;
-  PrimalSteps<T> steps;
+  PrimalStepsMemory<T> steps;
   int64_t bytes;
 };
 template <class T, class Params>
@@ -294,6 +292,7 @@ template <class T>
 struct PrimalShared {
   T* partial;
   int* number;
+  PrimalSteps<T>* steps;  // of TIM-ADM
   int64_t bytes;
 };
 template <class T>
@@ -303,6 +302,7 @@ __host__ __device__ PrimalShared<T> take_primal_shared(void* start) {
   static_assert(gram_stage<kGramTile, false>() <= kPartial<T>, "smoothing has tiles of G there");
   m.partial = arena.take<T>(kPartial<T>);
   m.number = arena.take<int>(1);
+  m.steps = arena.take<PrimalSteps<T>>(1);
   m.bytes = arena.used();
   return m;
 }
@@ -320,7 +320,7 @@ __global__ void __launch_bounds__(kThreads, 1)
               bind_task(m.a, problem, task, samples);
               T* const mean = mean_of(problem, task);
               primal_start(team, m.a, m.s, rows_of(problem, task));
-              if (c.chooses_steps) start_primal_steps(team, m.a, c, m.s.pitch, m.steps);
+              if (c.chooses_steps) start_primal_steps(team, m.a, c, m.s.pitch, m.steps, shared.steps);
               if (smooth) {
                 measure_samples(team, m.s.z, m.a.n, m.s.pitch, mean, m.smoothing.graph);
                 start_steps(team, m.s.z, m.a.n, m.s.pitch, m.smoothing);
@@ -329,7 +329,7 @@ __global__ void __launch_bounds__(kThreads, 1)
               if (smooth) smooth_rows(team, m.a, c, mean, m.s.pitch, shared.partial, m.s.z, m.smoothing);
               if (smooth && problem.start != nullptr) TIM_SYNC(team);  // first_weights reads the new mean
               first_weights(team, m.a, m.s, mean, start_of(problem, task));
-              AdmPrimalForm<T> form{team, m.a, m.s, c, m.steps, shared.partial};
+              AdmPrimalForm<T> form{team, m.a, m.s, c, shared.partial, shared.steps};
               const int64_t iterations = adm_iterate(team, m.a, c, form, problem, task);
               write_results(team, m.a, problem, task, iterations);
               primal_finish(team, m.s, problem, task);

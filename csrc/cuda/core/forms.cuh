@@ -134,13 +134,15 @@ __device__ void dual_update(const Team& team, const TaskArrays<T>& a, const Dual
   }
 }
 
-// C itself, in place of the differences: for W = C^T Z.
+// C itself in `whole`, where differences were: for W = C^T Z.
 template <class T>
-__device__ void dual_finish(const Team& team, const TaskArrays<T>& a, const DualState<T>& s) {
+__device__ void dual_finish(const Team& team, const TaskArrays<T>& a, const DualState<T>& s,
+                            const DualState<T>& whole) {
   for (int i = team.thread(); i < a.n; i += team.threads()) {
 #pragma unroll 4
-    for (int k = 0; k < a.K - 1; ++k) s.difference[grouped(i, k, a.ld)] += s.last[i];
-    s.difference[grouped(i, a.K - 1, a.ld)] = s.last[i];
+    for (int k = 0; k < a.K - 1; ++k)
+      whole.difference[grouped(i, k, a.ld)] = s.difference[grouped(i, k, a.ld)] + s.last[i];
+    whole.difference[grouped(i, a.K - 1, a.ld)] = s.last[i];
   }
 }
 
