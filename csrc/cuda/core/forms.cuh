@@ -40,7 +40,7 @@ __device__ void bind_task(TaskArrays<T>& a, const Problem<T>& problem, const Tas
 
 // TIM-ADM; returns the number of updates made. p then belongs to the last W.
 template <class T, class Form>
-__device__ int64_t adm_iterate(Team& team, const TaskArrays<T>& a, AdmWeights<T> c, Form& form,
+__device__ int64_t adm_iterate(Team& team, const TaskArrays<T>& a, const AdmWeights<T>& c, Form& form,
                                const Problem<T>& problem, const TaskEntry& task) {
   const int64_t planned = a.queries() > 0 ? c.iterations : 0;
   for (int64_t t = 0;; ++t) {
@@ -58,12 +58,11 @@ __device__ int64_t adm_iterate(Team& team, const TaskArrays<T>& a, AdmWeights<T>
         if (lane_id() == 0) a.query_p()[k] = sum;
       }
       TIM_SYNC(team);
-      const T m = marginal_weight_from(t, decide_marginal(a));
-      c.marginal_power = marginal_power(m, c.beta);
-      if (team.thread() == 0) problem.marginal_weights[task.task] = m;
+      if (team.thread() == 0)
+        problem.marginal_weights[task.task] = marginal_weight_from(t, decide_marginal(a));
       TIM_SYNC(team);  // adm_class_sums writes query_p anew
     }
-    adm_class_sums(team, a, c);
+    adm_class_sums(team, a, c, problem.marginal_weights + task.task);
     TIM_SYNC(team);
     if (problem.history != nullptr && team.warp() == 0)
       write_terms(a, T(1), history_of(problem, task) + 3 * t);
