@@ -208,7 +208,7 @@ CASES: dict[str, Callable[[str, int], None]] = {
         "dual", SINGLE, (4, 3, 150, 16), **LARGE | {"device": SMALL_TEAM}, smoothing=0.6, relaxation="auto"
     ),
     "chosen steps of a team, primal": solver_case(
-        "primal", SINGLE, (4, 3, 250, 40), **LARGE, smoothing=0.6, relaxation="auto"
+        "primal", SINGLE, (4, 3, 250, 80), **LARGE, smoothing=0.6, relaxation="auto"
     ),
     **{
         f"smoothing, {solver}, {dtype}": solver_case(solver, dtype, *THREE, device=ONE, smoothing="auto")
@@ -222,7 +222,7 @@ CASES: dict[str, Callable[[str, int], None]] = {
     "smoothing of a team": solver_case(
         "dual", SINGLE, (4, 3, 150, 16), **LARGE | {"device": SMALL_TEAM}, smoothing=0.6
     ),
-    "smoothing of a team, primal": solver_case("primal", SINGLE, (4, 3, 250, 40), **LARGE, smoothing=0.6),
+    "smoothing of a team, primal": solver_case("primal", SINGLE, (4, 3, 250, 80), **LARGE, smoothing=0.6),
     "first weights": solver_case("primal", SINGLE, (4, 2, 30, 19), smoothing=0.6, weights=FIRST),
     "first weights, gd": solver_case("gd", DOUBLE, (4, 2, 30, 19), weights=FIRST),
     "first weights of a team": solver_case(
