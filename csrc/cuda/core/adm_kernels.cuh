@@ -208,6 +208,7 @@ __global__ void __launch_bounds__(kThreads, 1)
               DualMemory<T> m =
                   take_dual_memory<T>(slot, task.samples, task.classes, problem.dim, gram_samples == 0, c);
               bind_task(m.a, problem, task, samples);
+              if (smooth) keep_reach(team, m.a, c, m.smoothing.graph);
               T* const gram = gram_samples > 0 ? shared.gram : m.gram;
               const MatrixRows<T> rows{m.z, m.pitch, m.pitch};
               copy_rows(team, rows_of(problem, task), m.a.n, m.z, m.pitch);
@@ -219,7 +220,7 @@ __global__ void __launch_bounds__(kThreads, 1)
               gram_matrix<kGramTile>(team, rows, m.a.n, m.pitch, shared.scratch, gram, m.a.ld);
               TIM_SYNC(team);
               if (smooth)
-                smooth_gram(team, m.a, c, mean_of(problem, task), m.pitch, shared.scratch, gram, m.smoothing);
+                smooth_gram(team, m.a, mean_of(problem, task), m.pitch, shared.scratch, gram, m.smoothing);
               DualForm<T> form{gram, team, m.a, m.s, c, shared.scratch, m.sliced, shared.steps};
               const int64_t iterations = adm_iterate(team, m.a, c, form, problem, task);
               write_results(team, m.a, problem, task, iterations);
@@ -318,6 +319,7 @@ __global__ void __launch_bounds__(kThreads, 1)
               AdmPrimalMemory<T> m =
                   take_adm_primal_memory<T>(slot, task.samples, task.classes, problem.dim, c);
               bind_task(m.a, problem, task, samples);
+              if (smooth) keep_reach(team, m.a, c, m.smoothing.graph);
               T* const mean = mean_of(problem, task);
               primal_start(team, m.a, m.s, rows_of(problem, task));
               if (c.chooses_steps) start_primal_steps(team, m.a, c, m.s.pitch, m.steps, shared.steps);
@@ -326,7 +328,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                 start_steps(team, m.s.z, m.a.n, m.s.pitch, m.smoothing);
               }
               TIM_SYNC(team);
-              if (smooth) smooth_rows(team, m.a, c, mean, m.s.pitch, shared.partial, m.s.z, m.smoothing);
+              if (smooth) smooth_rows(team, m.a, mean, m.s.pitch, shared.partial, m.s.z, m.smoothing);
               if (smooth && problem.start != nullptr) TIM_SYNC(team);  // first_weights reads the new mean
               first_weights(team, m.a, m.s, mean, start_of(problem, task));
               AdmPrimalForm<T> form{team, m.a, m.s, c, shared.partial, shared.steps};
