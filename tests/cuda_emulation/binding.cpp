@@ -109,12 +109,14 @@ tim_ext::AdmParams adm_params(Keywords& keywords) {
   p.beta = keywords.take("beta");
   p.temperature = keywords.take("temperature");
   const auto marginal_weight = keywords.take<std::optional<double>>("marginal_weight"),
-             smoothing = keywords.take<std::optional<double>>("smoothing");
+             smoothing = keywords.take<std::optional<double>>("smoothing"),
+             relaxation = keywords.take<std::optional<double>>("relaxation");
   p.decides_marginal = !marginal_weight;
   p.marginal_weight = marginal_weight.value_or(tim_ext::kUndecidedMarginal);
   p.smooths_by_shots = !smoothing;
   p.smoothing = smoothing.value_or(tim_ext::kNotGiven);
-  p.relaxation = keywords.take("relaxation");
+  p.chooses_steps = !relaxation;
+  p.relaxation = relaxation.value_or(tim_ext::kNotGiven);
   p.iterations = keywords.take<int64_t>("iterations");
   p.tol = keywords.take("tol");
   p.normalize = keywords.take<bool>("normalize");

@@ -76,6 +76,13 @@ def assert_close(result: tim_ext.Result, truth: tim_ext.Result, dtype: torch.dty
                 assert torch.equal(part, exact), name
 
 
+def task_of(result: tim_ext.Result, t: int) -> tim_ext.Result:
+    """Task t of a batch."""
+    parts = {name: getattr(result, name)[t] for name in RESULTS}
+    history = result.history and tim_ext.History(*(getattr(result.history, name)[t] for name in TERMS))
+    return tim_ext.Result(**parts, history=history)
+
+
 def same_bits(one: tim_ext.Result, other: tim_ext.Result) -> bool:
     return all(
         torch.equal(a.nan_to_num(), b.nan_to_num())

@@ -194,6 +194,22 @@ CASES: dict[str, Callable[[str, int], None]] = {
     "tol, primal": solver_case("primal", SINGLE, *THREE, device=ONE, tol=1e-2),
     "tol, gd": solver_case("gd", SINGLE, *THREE, device=ONE, tol=1e-2),
     "auto": solver_case("dual", DOUBLE, (3, 2, 14, 19), marginal_weight="auto", iterations=27),
+    "auto, registers": solver_case("dual", SINGLE, (3, 2, 14, 19), marginal_weight="auto"),
+    **{
+        f"chosen steps, {solver}, {dtype}": solver_case(solver, dtype, *THREE, device=ONE, relaxation="auto")
+        for solver in ("dual", "primal")
+        for dtype in (SINGLE, DOUBLE)
+    },
+    "chosen steps, G in global memory": solver_case(
+        "dual", SINGLE, (4, 3, 130, 21), (9, 1, 140, 21), device=SMALL_TEAM, relaxation="auto"
+    ),
+    "chosen steps, no query": solver_case("dual", SINGLE, (3, 2, 0, 19), relaxation="auto"),
+    "chosen steps of a team": solver_case(
+        "dual", SINGLE, (4, 3, 150, 16), **LARGE | {"device": SMALL_TEAM}, smoothing=0.6, relaxation="auto"
+    ),
+    "chosen steps of a team, primal": solver_case(
+        "primal", SINGLE, (4, 3, 250, 80), **LARGE, smoothing=0.6, relaxation="auto"
+    ),
     **{
         f"smoothing, {solver}, {dtype}": solver_case(solver, dtype, *THREE, device=ONE, smoothing="auto")
         for solver in ("dual", "primal")
@@ -206,7 +222,7 @@ CASES: dict[str, Callable[[str, int], None]] = {
     "smoothing of a team": solver_case(
         "dual", SINGLE, (4, 3, 150, 16), **LARGE | {"device": SMALL_TEAM}, smoothing=0.6
     ),
-    "smoothing of a team, primal": solver_case("primal", SINGLE, (4, 3, 250, 40), **LARGE, smoothing=0.6),
+    "smoothing of a team, primal": solver_case("primal", SINGLE, (4, 3, 250, 80), **LARGE, smoothing=0.6),
     "first weights": solver_case("primal", SINGLE, (4, 2, 30, 19), smoothing=0.6, weights=FIRST),
     "first weights, gd": solver_case("gd", DOUBLE, (4, 2, 30, 19), weights=FIRST),
     "first weights of a team": solver_case(

@@ -15,7 +15,6 @@ import torch
 from helpers.backends import BACKENDS, Backend, backends
 from helpers.make_tasks import Task, make_task
 from helpers.parity import (
-    RESULTS,
     SCHEDULES,
     SOLVERS,
     TERMS,
@@ -26,6 +25,7 @@ from helpers.parity import (
     same_bits,
     solve,
     solve_truth,
+    task_of,
     tensors,
 )
 from torch import Tensor
@@ -210,12 +210,6 @@ def test_lengths_near_the_edge_of_float32(backend, solver, dtype, scale):
 
 
 # Batches -------------------------------------------------------------------------------------------
-
-
-def task_of(result: tim_ext.Result, t: int) -> tim_ext.Result:
-    parts = {name: getattr(result, name)[t] for name in RESULTS}
-    history = result.history and tim_ext.History(*(getattr(result.history, name)[t] for name in TERMS))
-    return tim_ext.Result(**parts, history=history)
 
 
 SMOOTHED = [(solver, {"smoothing": "auto"}) for solver in ("dual", "primal", "auto")]

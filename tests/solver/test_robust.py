@@ -63,11 +63,18 @@ def test_equal_proportions_keep_the_marginal_term_and_unequal_ones_give_it_up(ba
 
 
 @backends
-def test_too_few_iterations_decide_nothing(backend):
+def test_too_few_iterations_decide_at_the_prototypes_alone(backend):
+    """And not for more than 0.1."""
     task = make_task(0)
     for iterations in (0, 25):
         found = backend.adm(task.features, task.labels, marginal_weight="auto", iterations=iterations)
         assert float(found.marginal_weight) == pytest.approx(0.1)
+    task = unequal_task(0, noise=0.3)
+    expected = reference.adm(task.features, task.labels, marginal_weight="auto", iterations=25)
+    assert float(expected.marginal_weight) < 0.09
+    for form in FORMS:
+        found = backend.adm(task.features, task.labels, marginal_weight="auto", iterations=25, form=form)
+        assert_near(found, expected)
     task = unequal_task(0)
     stopped = backend.adm(task.features, task.labels, marginal_weight="auto", tol=1.0)
     assert int(stopped.iterations) == 26  # not before it is decided

@@ -39,7 +39,7 @@ Plan choose(int64_t samples, int64_t classes, int64_t dim, const AdmParams& para
   Plan plan;
   if (form != Form::primal) {
     plan.cost = dual;
-    if (sizeof(T) == 4 && !smooths(params))
+    if (sizeof(T) == 4 && !smooths(params) && !params.chooses_steps)
       with_tile(samples, [&](auto size) {
         constexpr int Tile = decltype(size)::value;
         if (take_register_memory<Tile>(nullptr, int(classes)).bytes <= device.shared_per_block)
@@ -69,10 +69,9 @@ Prepared plan(const Batch& batch, const AdmParams& params, const Device& device)
       [&](int64_t n, int64_t K) { return choose<T>(n, K, batch.dim, params, form, device); },
       [&](int kind, int64_t n, int K) -> int64_t {
         if (kind <= kRegisters) return 0;
-        const bool smooth = smooths(params);
         return kind == kPrimal
-                   ? take_adm_primal_memory<T>(nullptr, n, K, batch.dim, smooth).bytes
-                   : take_dual_memory<T>(nullptr, n, K, batch.dim, kind == kGlobalGram, smooth).bytes;
+                   ? take_adm_primal_memory<T>(nullptr, n, K, batch.dim, params).bytes
+                   : take_dual_memory<T>(nullptr, n, K, batch.dim, kind == kGlobalGram, params).bytes;
       });
 }
 
@@ -86,6 +85,7 @@ AdmWeights<T> weights_of(const AdmParams& params) {
   c.beta = T(params.beta);
   c.smooths_by_shots = params.smooths_by_shots;
   c.smoothing = params.smoothing;
+  c.chooses_steps = params.chooses_steps;
   return c;
 }
 

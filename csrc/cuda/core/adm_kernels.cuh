@@ -1,11 +1,12 @@
 // TIM-ADM. Three kernels, each of which keeps a task on a block (or team of blocks) from the first iteration to the
 // last:
 //
-//   adm_registers_kernel  dual, N <= 128, float32, without smoothing: G in registers, everything else in shared memory
+//   adm_registers_kernel  dual, N <= 128, float32, steps as given, no smoothing: G in registers, all else in shared memory
 //   adm_dual_kernel       dual, any N: G in shared memory where it fits, else in global memory (L2)
 //   adm_primal_kernel     primal
 #pragma once
 
+#include "cuda/core/chosen_steps.cuh"
 #include "cuda/core/smoothing.cuh"
 
 namespace tim_ext {
@@ -25,7 +26,7 @@ struct RegisterForm {
   const DualState<float>& s;
   const AdmWeights<float>& c;
 
-  __device__ __forceinline__ void product() {
+  __device__ __forceinline__ void product(int64_t) {
     constexpr int sums = Tile <= 4 ? 16 : 32;
     const int y = int(threadIdx.x) / 16, x = int(threadIdx.x) % 16;
     for (int k0 = 0; k0 < a.K - 1; k0 += 4) {
@@ -57,7 +58,7 @@ struct RegisterForm {
     TIM_SYNC(team);
   }
   __device__ __forceinline__ void update() {
-    dual_update(team, a, s, c.support);
+    dual_update(team, a, s, s, c.support);
     TIM_SYNC(team);
   }
 };
@@ -108,7 +109,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int64_t iterations = adm_iterate(team, m.a, c, form, problem, task);
   write_results(team, m.a, problem, task, iterations);
   if (problem.weights == nullptr) return;
-  dual_finish(team, m.a, m.s);
+  dual_finish(team, m.a, m.s, m.s);
   TIM_SYNC(team);
   float* const weights = problem.weights + task.first_class * problem.dim;
   const float* const mean = mean_of(problem, task);
@@ -128,20 +129,24 @@ struct DualForm {
   const DualState<T>& s;
   const AdmWeights<T>& c;
   T *partial, *sliced;
+  DualSteps<T>* steps;
 
-  // U_k = G (C_k - C_K): G is symmetric, so its rows are the samples to sum over, its columns the results.
-  __device__ void product() {
+  // U_k = G (C_k - C_K): G is symmetric, so its rows are the samples to sum over, its columns the results. Where the task
+  // chooses its steps, R has the place of C, and C moves before U is known.
+  __device__ void product(int64_t t) {
     accumulate_columns(team, MatrixRows<T>{gram, a.ld, round_up(a.n, kVector<T>)}, a.n, int64_t(a.n),
                        s.difference, a.ld, a.K - 1, partial, sliced,
                        [&](int k, int64_t i, T sum) { a.log_p(k)[i] = sum; });
     TIM_SYNC(team);
-    dual_shift(team, a, s, c.tau);
+    if (c.chooses_steps) dual_move(team, a, s, t == 0, *steps);
+    dual_shift(team, a, point(), c.tau);
     TIM_SYNC(team);
   }
   __device__ void update() {
-    dual_update(team, a, s, c.support);
+    dual_update(team, a, point(), s, c.support);
     TIM_SYNC(team);
   }
+  __device__ DualState<T> point() const { return c.chooses_steps ? steps->point() : s; }  // C
 };
 
 template <class T>
@@ -151,11 +156,12 @@ struct DualMemory {
   int64_t pitch;
   T *z, *sliced, *gram;  // Z [N][pitch]
   GramSmoothing<T> smoothing;
+  DualStepsMemory<T> steps;
   int64_t bytes;
 };
-template <class T>
+template <class T, class Params>
 __host__ __device__ DualMemory<T> take_dual_memory(void* start, int64_t N, int K, int64_t dim, bool with_gram,
-                                                   bool smooths) {
+                                                   const Params& params) {
   Arena arena(start);
   DualMemory<T> m{};
   m.a = take_arrays<T>(arena, N, K);
@@ -164,7 +170,8 @@ __host__ __device__ DualMemory<T> take_dual_memory(void* start, int64_t N, int K
   m.z = arena.take<T>(N * m.pitch);
   m.sliced = slices_of(N) > 1 ? arena.take<T>(slices_of(N) * K * (N > dim ? N : dim)) : nullptr;
   m.gram = with_gram ? arena.take<T>(N * m.a.ld) : nullptr;
-  if (smooths) m.smoothing = take_gram_smoothing<T>(arena, N, m.a.ld);
+  if (smooths(params)) m.smoothing = take_gram_smoothing<T>(arena, N, m.a.ld);
+  if (params.chooses_steps) m.steps = take_dual_steps<T>(arena, N, m.a.ld, K);
   m.bytes = round_up(arena.used(), 256);
   return m;
 }
@@ -172,6 +179,7 @@ template <class T>
 struct DualShared {
   T* scratch;
   int* number;
+  DualSteps<T>* steps;
   T* gram;
   int64_t bytes;
 };
@@ -182,6 +190,7 @@ __host__ __device__ DualShared<T> take_dual_shared(void* start, int64_t gram_sam
   DualShared<T> m{};
   m.scratch = arena.take<T>(stage > kPartial<T> ? stage : kPartial<T>);
   m.number = arena.take<int>(1);
+  m.steps = arena.take<DualSteps<T>>(1);
   m.gram = gram_samples > 0 ? arena.take<T>(gram_samples * leading(gram_samples)) : nullptr;
   m.bytes = arena.used();
   return m;
@@ -196,25 +205,27 @@ __global__ void __launch_bounds__(kThreads, 1)
   for_tasks(problem, slots, shared.number,
             [&](Team& team, const TaskEntry& task, const TaskSamples& samples, void* slot) {
               const bool smooth = smooths(c);
-              DualMemory<T> m = take_dual_memory<T>(slot, task.samples, task.classes, problem.dim,
-                                                    gram_samples == 0, smooth);
+              DualMemory<T> m =
+                  take_dual_memory<T>(slot, task.samples, task.classes, problem.dim, gram_samples == 0, c);
               bind_task(m.a, problem, task, samples);
+              if (smooth) keep_reach(team, m.a, c, m.smoothing.graph);
               T* const gram = gram_samples > 0 ? shared.gram : m.gram;
               const MatrixRows<T> rows{m.z, m.pitch, m.pitch};
               copy_rows(team, rows_of(problem, task), m.a.n, m.z, m.pitch);
               if (smooth)
                 measure_samples(team, m.z, m.a.n, m.pitch, mean_of(problem, task), m.smoothing.graph);
               dual_start(team, m.a, m.s);
+              if (c.chooses_steps) start_dual_steps(team, m.a, c, m.steps, shared.steps);
               TIM_SYNC(team);
               gram_matrix<kGramTile>(team, rows, m.a.n, m.pitch, shared.scratch, gram, m.a.ld);
               TIM_SYNC(team);
               if (smooth)
-                smooth_gram(team, m.a, c, mean_of(problem, task), m.pitch, shared.scratch, gram, m.smoothing);
-              DualForm<T> form{gram, team, m.a, m.s, c, shared.scratch, m.sliced};
+                smooth_gram(team, m.a, mean_of(problem, task), m.pitch, shared.scratch, gram, m.smoothing);
+              DualForm<T> form{gram, team, m.a, m.s, c, shared.scratch, m.sliced, shared.steps};
               const int64_t iterations = adm_iterate(team, m.a, c, form, problem, task);
               write_results(team, m.a, problem, task, iterations);
               if (problem.weights == nullptr) return;
-              dual_finish(team, m.a, m.s);
+              dual_finish(team, m.a, form.point(), m.s);
               TIM_SYNC(team);
               if (smooth) unsmooth(team, m.a, m.s, m.smoothing, shared.scratch, m.sliced);
               T* const weights = problem.weights + task.first_class * problem.dim;
@@ -236,9 +247,10 @@ struct AdmPrimalForm {
   const PrimalState<T>& s;
   const AdmWeights<T>& c;
   T* partial;
+  PrimalSteps<T>* steps;
 
-  __device__ void product() { primal_product(team, a, s, c.tau); }
-  // w_k <- (sum_i X_ik z_i + B_k w_k) / D_k
+  __device__ void product(int64_t) { primal_product(team, a, s, c.tau); }
+  // w_k <- (sum_i X_ik z_i + B_k w_k) / D_k, or the residual there
   __device__ void update() {
     const T query_weight = a.c_query();
     for (int i = team.thread(); i < a.n; i += team.threads()) {
@@ -248,10 +260,12 @@ struct AdmPrimalForm {
     TIM_SYNC(team);
     accumulate_columns(team, s.rows(), a.n, s.dim, s.x, a.ld, a.K, partial, s.sliced,
                        [&](int k, int64_t column, T sum) {
-                         T& w = s.weights[k * s.pitch + column];
-                         w = sum * a.step()[k] + w * a.stay()[k];
+                         const int64_t at = k * s.pitch + column;
+                         (c.chooses_steps ? steps->residual : s.weights)[at] =
+                             sum * a.step()[k] + s.weights[at] * a.stay()[k];
                        });
     TIM_SYNC(team);
+    if (c.chooses_steps) primal_move(team, a, s, *steps);
   }
 };
 
@@ -260,16 +274,18 @@ struct AdmPrimalMemory {
   TaskArrays<T> a;
   PrimalState<T> s;
   RowSmoothing<T> smoothing;
+  PrimalStepsMemory<T> steps;
   int64_t bytes;
 };
-template <class T>
+template <class T, class Params>
 __host__ __device__ AdmPrimalMemory<T> take_adm_primal_memory(void* start, int64_t N, int K, int64_t dim,
-                                                              bool smooths) {
+                                                              const Params& params) {
   Arena arena(start);
   AdmPrimalMemory<T> m{};
   m.a = take_arrays<T>(arena, N, K);
   m.s = take_primal<T>(arena, N, m.a.ld, K, dim);
-  if (smooths) m.smoothing = take_row_smoothing<T>(arena, N, m.s.pitch);
+  if (smooths(params)) m.smoothing = take_row_smoothing<T>(arena, N, m.s.pitch);
+  if (params.chooses_steps) m.steps = take_primal_steps<T>(arena, K, m.s.pitch);
   m.bytes = round_up(arena.used(), 256);
   return m;
 }
@@ -277,6 +293,7 @@ template <class T>
 struct PrimalShared {
   T* partial;
   int* number;
+  PrimalSteps<T>* steps;  // of TIM-ADM
   int64_t bytes;
 };
 template <class T>
@@ -286,6 +303,7 @@ __host__ __device__ PrimalShared<T> take_primal_shared(void* start) {
   static_assert(gram_stage<kGramTile, false>() <= kPartial<T>, "smoothing has tiles of G there");
   m.partial = arena.take<T>(kPartial<T>);
   m.number = arena.take<int>(1);
+  m.steps = arena.take<PrimalSteps<T>>(1);
   m.bytes = arena.used();
   return m;
 }
@@ -299,19 +317,21 @@ __global__ void __launch_bounds__(kThreads, 1)
             [&](Team& team, const TaskEntry& task, const TaskSamples& samples, void* slot) {
               const bool smooth = smooths(c);
               AdmPrimalMemory<T> m =
-                  take_adm_primal_memory<T>(slot, task.samples, task.classes, problem.dim, smooth);
+                  take_adm_primal_memory<T>(slot, task.samples, task.classes, problem.dim, c);
               bind_task(m.a, problem, task, samples);
+              if (smooth) keep_reach(team, m.a, c, m.smoothing.graph);
               T* const mean = mean_of(problem, task);
               primal_start(team, m.a, m.s, rows_of(problem, task));
+              if (c.chooses_steps) start_primal_steps(team, m.a, c, m.s.pitch, m.steps, shared.steps);
               if (smooth) {
                 measure_samples(team, m.s.z, m.a.n, m.s.pitch, mean, m.smoothing.graph);
                 start_steps(team, m.s.z, m.a.n, m.s.pitch, m.smoothing);
               }
               TIM_SYNC(team);
-              if (smooth) smooth_rows(team, m.a, c, mean, m.s.pitch, shared.partial, m.s.z, m.smoothing);
+              if (smooth) smooth_rows(team, m.a, mean, m.s.pitch, shared.partial, m.s.z, m.smoothing);
               if (smooth && problem.start != nullptr) TIM_SYNC(team);  // first_weights reads the new mean
               first_weights(team, m.a, m.s, mean, start_of(problem, task));
-              AdmPrimalForm<T> form{team, m.a, m.s, c, shared.partial};
+              AdmPrimalForm<T> form{team, m.a, m.s, c, shared.partial, shared.steps};
               const int64_t iterations = adm_iterate(team, m.a, c, form, problem, task);
               write_results(team, m.a, problem, task, iterations);
               primal_finish(team, m.s, problem, task);

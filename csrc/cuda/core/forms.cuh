@@ -4,7 +4,8 @@
 //   primal  W [K, d] explicit; two passes over the features per iteration
 // z_i and w_k are those of the task minus its mean (Problem::mean): distances are the same.
 //
-// A form provides  product(): log_p = z_i . (w_k - w_K) and shift;  update(): the next W from p, target, step, stay.
+// A form provides  product(t): log_p = z_i . (w_k - w_K) and shift, after t updates;  update(): the next W from p, target,
+// step, stay.
 // Both end with a barrier, and both begin by reading only what an earlier barrier has made visible.
 #pragma once
 
@@ -39,30 +40,29 @@ __device__ void bind_task(TaskArrays<T>& a, const Problem<T>& problem, const Tas
 
 // TIM-ADM; returns the number of updates made. p then belongs to the last W.
 template <class T, class Form>
-__device__ int64_t adm_iterate(Team& team, const TaskArrays<T>& a, AdmWeights<T> c, Form& form,
+__device__ int64_t adm_iterate(Team& team, const TaskArrays<T>& a, const AdmWeights<T>& c, Form& form,
                                const Problem<T>& problem, const TaskEntry& task) {
   const int64_t planned = a.queries() > 0 ? c.iterations : 0;
   for (int64_t t = 0;; ++t) {
     const bool compare = c.tol > 0 && t > 0;
-    form.product();
+    form.product(t);
     softmax_rows(team, a, c.tau, compare, c.tol, a.moved + t % 2);
     TIM_SYNC(team);
     const bool decided = !c.decides_marginal || t > kDecidedAfter;
     const bool stop = t == planned || (compare && decided && a.moved[t % 2] == 0);
     if (stop && problem.history == nullptr) return t;
     if (team.thread() == 0) a.moved[(t + 1) % 2] = 0;
-    if (c.decides_marginal && !stop && t == kDecidedAfter) {
+    if (c.decides_marginal && !stop && decides_marginal_at(t)) {
       for (int k = team.warp(); k < a.K; k += team.warps()) {
         const T sum = query_sum(a, k);
         if (lane_id() == 0) a.query_p()[k] = sum;
       }
       TIM_SYNC(team);
-      const T m = decide_marginal(a);
-      c.marginal_power = marginal_power(m, c.beta);
-      if (team.thread() == 0) problem.marginal_weights[task.task] = m;
+      if (team.thread() == 0)
+        problem.marginal_weights[task.task] = marginal_weight_from(t, decide_marginal(a));
       TIM_SYNC(team);  // adm_class_sums writes query_p anew
     }
-    adm_class_sums(team, a, c);
+    adm_class_sums(team, a, c, problem.marginal_weights + task.task);
     TIM_SYNC(team);
     if (problem.history != nullptr && team.warp() == 0)
       write_terms(a, T(1), history_of(problem, task) + 3 * t);
@@ -115,31 +115,33 @@ __device__ void dual_shift(const Team& team, const TaskArrays<T>& a, const DualS
   }
 }
 
-// C_ik <- (X_ik + B_k C_ik) / D_k,  X_ik = c_i (target_ik - p_ik).
+// C_ik <- (X_ik + B_k C_ik) / D_k,  X_ik = c_i (target_ik - p_ik), into `next`, which may be C itself.
 template <class T>
 __device__ void dual_update(const Team& team, const TaskArrays<T>& a, const DualState<T>& s,
-                            T support_weight) {
+                            const DualState<T>& next, T support_weight) {
   const T query_weight = a.c_query();
   for (int i = team.thread(); i < a.n; i += team.threads()) {
     const T weight = a.is_query(i) ? query_weight : support_weight;
     auto x = [&](int k) { return weight * (a.target(k)[i] - a.p(k)[i]); };
     const T before = s.last[i], now = x(a.K - 1) * a.step()[a.K - 1] + before * a.stay()[a.K - 1];
-    s.last[i] = now;
+    next.last[i] = now;
 #pragma unroll 4
     for (int k = 0; k < a.K - 1; ++k) {
-      T& d = s.difference[grouped(i, k, a.ld)];
-      d = x(k) * a.step()[k] + (d + before) * a.stay()[k] - now;
+      const T d = s.difference[grouped(i, k, a.ld)];
+      next.difference[grouped(i, k, a.ld)] = x(k) * a.step()[k] + (d + before) * a.stay()[k] - now;
     }
   }
 }
 
-// C itself, in place of the differences: for W = C^T Z.
+// C itself in `whole`, where differences were: for W = C^T Z.
 template <class T>
-__device__ void dual_finish(const Team& team, const TaskArrays<T>& a, const DualState<T>& s) {
+__device__ void dual_finish(const Team& team, const TaskArrays<T>& a, const DualState<T>& s,
+                            const DualState<T>& whole) {
   for (int i = team.thread(); i < a.n; i += team.threads()) {
 #pragma unroll 4
-    for (int k = 0; k < a.K - 1; ++k) s.difference[grouped(i, k, a.ld)] += s.last[i];
-    s.difference[grouped(i, a.K - 1, a.ld)] = s.last[i];
+    for (int k = 0; k < a.K - 1; ++k)
+      whole.difference[grouped(i, k, a.ld)] = s.difference[grouped(i, k, a.ld)] + s.last[i];
+    whole.difference[grouped(i, a.K - 1, a.ld)] = s.last[i];
   }
 }
 

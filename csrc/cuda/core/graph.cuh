@@ -20,7 +20,7 @@ struct Graph {
   T* weights;      // two arrays [N][kNear]
   int64_t* first;  // [N + 1] of the sources of a sample
   T* numbers;      // five arrays [N]
-  double* share;   // [N] u_i a_i, what z'_i has of the mean
+  double* share;   // [N] u_i a_i, what z'_i has of the mean; behind those of the task, r
   int64_t indices_stride, weights_stride, numbers_stride;
 
   // The nearest of a sample, [N][kNear], then kNobody; b_ij or 0, after weigh_edges the half of r s_ij due to it.
@@ -50,7 +50,7 @@ __host__ __device__ Graph<T> take_graph(Arena& arena, int64_t N) {
   g.weights = arena.take_equal<T>(2, N * kNear, &g.weights_stride);
   g.first = arena.take<int64_t>(N + 1);
   g.numbers = arena.take_equal<T>(5, N, &g.numbers_stride);
-  g.share = arena.take<double>(N);
+  g.share = arena.take<double>(N + 1);
   return g;
 }
 

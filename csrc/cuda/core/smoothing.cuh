@@ -33,9 +33,11 @@ __device__ __forceinline__ double unit_of(double square, double own, double sum,
   return square > 0 && after > 0 ? sqrt(square / after) : 0.0;
 }
 
+// r, long before it is needed: there its computation would have no registers. A barrier must follow.
 template <class T>
-__device__ double reach_of(const AdmWeights<T>& c, const TaskArrays<T>& a) {
-  return smoothing_reach(c, double(a.support) / a.K);
+__device__ void keep_reach(const Team& team, const TaskArrays<T>& a, const AdmWeights<T>& c,
+                           const Graph<T>& g) {
+  if (team.thread() == 0) g.share[a.n] = smoothing_reach(c, a.support, a.n, a.K);
 }
 
 // Gram domain --------------------------------------------------------------------------------------
@@ -189,8 +191,8 @@ __device__ void scale_inverse(const Team& team, int n, int64_t ld, const T* mean
 
 // G' in place of G [n][ld]:  G'_ij = u_i u_j (M G M)_ij + f_i e_j + e_i f_j + f_i f_j ||mean||^2,  f_i = u_i a_i - (their mean)
 template <class T>
-__device__ void smooth_gram(Team& team, const TaskArrays<T>& a, const AdmWeights<T>& c, const T* mean,
-                            int64_t pitch, T* stage, T* gram, const GramSmoothing<T>& s) {
+__device__ void smooth_gram(Team& team, const TaskArrays<T>& a, const T* mean, int64_t pitch, T* stage,
+                            T* gram, const GramSmoothing<T>& s) {
   const Graph<T>& g = s.graph;
   const int n = a.n;
   const int64_t ld = a.ld, columns = round_up(n, kVector<T>);
@@ -200,7 +202,7 @@ __device__ void smooth_gram(Team& team, const TaskArrays<T>& a, const AdmWeights
   TIM_SYNC(team);
   link_neighbours(team, n, g);
   TIM_SYNC(team);
-  weigh_edges(team, n, T(reach_of(c, a)), g);
+  weigh_edges(team, n, T(g.share[n]), g);
   fill_matrix(team, n, ld, s);
   TIM_SYNC(team);
   invert_matrix(team, n, ld, s);
@@ -309,15 +311,15 @@ __device__ void chebyshev_step(const Team& team, const T* z, int n, int64_t pitc
 
 // z [n][pitch] <- z'_i - mean', mean <- mean' = share mean, share = mean_share. A barrier must follow.
 template <class T>
-__device__ void smooth_rows(Team& team, const TaskArrays<T>& a, const AdmWeights<T>& c, T* mean,
-                            int64_t pitch, T* stage, T* z, const RowSmoothing<T>& s) {
+__device__ void smooth_rows(Team& team, const TaskArrays<T>& a, T* mean, int64_t pitch, T* stage, T* z,
+                            const RowSmoothing<T>& s) {
   const Graph<T>& g = s.graph;
   const int n = a.n;
   neighbours_of_rows(team, MatrixRows<T>{z, pitch, pitch}, n, int(neighbours_of(n, a.K)), stage, g);
   TIM_SYNC(team);
   link_neighbours(team, n, g);
   TIM_SYNC(team);
-  const double reach = reach_of(c, a);
+  const double reach = g.share[n];
   weigh_edges(team, n, T(reach), g);
   TIM_SYNC(team);
   const int64_t steps = chebyshev_steps<T>(reach);

@@ -50,10 +50,11 @@ template <class T>
 struct AdmWeights : AdmCoefficients<T> {
   T tol;
   int64_t iterations;
-  bool decides_marginal;  // after kDecidedAfter iterations
+  bool decides_marginal;  // see decides_marginal_at
   T beta;
   bool smooths_by_shots;  // see smoothing_reach
   double smoothing;
+  bool chooses_steps;  // see StepControl
 };
 template <class T>
 struct GdWeights : GdCoefficients<T> {
@@ -96,9 +97,11 @@ __device__ void softmax_rows(const Team& team, const TaskArrays<T>& a, T tau, bo
   }
 }
 
-// sum_p, query_p and factor_k = offset_k of q_offset, without underflow.
+// sum_p, query_p and factor_k = offset_k of q_offset, without underflow. A task that decides its marginal weight has it in
+// `decided`: the iterations have no register to spare for it.
 template <class T>
-__device__ void adm_class_sums(const Team& team, const TaskArrays<T>& a, const AdmWeights<T>& c) {
+__device__ void adm_class_sums(const Team& team, const TaskArrays<T>& a, const AdmWeights<T>& c,
+                               const T* decided) {
   const int lane = lane_id();
   for (int k = team.warp(); k < a.K; k += team.warps()) {
     const T *const log_p = a.log_p(k), *const p = a.p(k);
@@ -123,7 +126,9 @@ __device__ void adm_class_sums(const Team& team, const TaskArrays<T>& a, const A
     if (lane == 0) {
       a.sum_p()[k] = c.support * on_support + a.c_query() * on_query;
       a.query_p()[k] = on_query;
-      a.factor()[k] = q_offset<T>(c, top + log2(powers), a.log_prior(k));
+      AdmCoefficients<T> with = c;
+      if (c.decides_marginal) with.marginal_power = marginal_power(*decided, c.beta);
+      a.factor()[k] = q_offset<T>(with, top + log2(powers), a.log_prior(k));
     }
   }
 }
