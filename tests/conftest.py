@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from helpers.backends import why_no_emulation
 from helpers.processes import run_python
 from hypothesis import HealthCheck, settings
 
@@ -28,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
 
 
-def pytest_sessionstart() -> None:
+def pytest_sessionstart(session: pytest.Session) -> None:
     """What a test may rely on however pytest was started, alone or as one of many workers.
 
     One thread unless a test asks for more, here and in the processes it starts: the workers take all cores,
@@ -40,6 +43,10 @@ def pytest_sessionstart() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    whole = session.config.args_source == pytest.Config.ArgsSource.TESTPATHS
+    if whole and not hasattr(session.config, "workerinput") and why_no_emulation() is None:
+        # once, while other tests run: workers that need it would wait for the one that compiles
+        subprocess.Popen([sys.executable, str(Path(__file__).with_name("cuda_emulation") / "build.py")])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -82,7 +82,7 @@ class TIMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
         >>> y[:50] = classes[:50]  # 50 labelled images, 1747 unlabelled ones
         >>> model = TIMClassifier().fit(X, y)
         >>> print(f"{np.mean(model.transduction_[50:] == classes[50:]):.2f}")
-        0.87
+        0.86
         >>> model.predict(X[:3])
         array([0, 1, 2])
     """

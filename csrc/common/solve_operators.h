@@ -119,16 +119,13 @@ SolveResult solve_operator(const char* op, Solve<Params> solve, const Params& pa
 }
 
 template <Solve<AdmParams> solve>
-SolveResult adm_solve_operator(const Tensor& features, const std::optional<Tensor>& rows,
-                               const Tensor& labels, const Tensor& offsets, const Tensor& classes, double lam,
-                               double alpha, double beta, double temperature,
-                               const std::optional<double>& marginal_weight,
-                               const std::optional<double>& smoothing,
-                               const std::optional<double>& relaxation, int64_t iterations, double tol,
-                               bool normalize, const std::string& form, int64_t probs_size,
-                               int64_t weights_rows, int64_t proportions_size, bool history,
-                               const std::optional<Tensor>& class_prior, bool roots,
-                               const std::optional<Tensor>& weights) {
+SolveResult adm_solve_operator(
+    const Tensor& features, const std::optional<Tensor>& rows, const Tensor& labels, const Tensor& offsets,
+    const Tensor& classes, double lam, double alpha, double beta, double temperature,
+    const std::optional<double>& marginal_weight, const std::optional<double>& smoothing,
+    const std::optional<double>& relaxation, int64_t iterations, double tol, bool normalize,
+    const std::string& form, int64_t probs_size, int64_t weights_rows, int64_t proportions_size, bool history,
+    const std::optional<Tensor>& class_prior, bool roots, const std::optional<Tensor>& weights) {
   AdmParams p;
   p.lam = lam;
   p.alpha = alpha;

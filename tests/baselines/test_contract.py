@@ -218,7 +218,7 @@ def test_detaches_and_works_in_any_mode(method):
 
 @every
 def test_equal_on_repetition_and_close_with_more_threads(method, set_threads):
-    tasks = [make_task(t, shots=(3, 2, 4), queries=12, d=6, noise=1.0) for t in range(20)]
+    tasks = [make_task(t, shots=(3, 2, 4), queries=12, d=6, noise=1.0) for t in range(8)]
     expected = method(*task_lists(tasks))
     assert all(map(torch.equal, method(*task_lists(tasks)).probs, expected.probs))
     set_threads(2)

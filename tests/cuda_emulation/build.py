@@ -144,3 +144,8 @@ def tim_ext_kernels_path(variant: str) -> Path:
 def tim_ext_kernels(variant: str) -> ModuleType:
     """The CUDA kernels of the package."""
     return load(f"tim_ext_emulated_{variant}", tim_ext_kernels_path(variant))
+
+
+if __name__ == "__main__":  # what a whole run of the tests needs
+    for variant in ("plain", "checked"):
+        tim_ext_kernels_path(variant)

@@ -29,7 +29,7 @@ def assert_close(result, expected, atol):
 
 
 @given(problem=separable_problems())
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_float64_equals_the_reference(problem: Problem):
     expected = reference.adm(*problem.arguments, **problem.options)
     for form in FORMS:

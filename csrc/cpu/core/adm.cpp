@@ -56,7 +56,8 @@ void solve(const Batch& batch, const AdmParams& params, const Outputs& out, cons
               solve<double>(one, wide, results, inner);
             });
         const Kernels<T>& k = kernels<T>();
-        const double reach = smoothing_reach(params, double(task.support), double(task.samples()), double(task.classes));
+        const double reach =
+            smoothing_reach(params, double(task.support), double(task.samples()), double(task.classes));
         // By the samples that count: padding must not change the result.
         const bool dual = choose(task.samples(), task.classes).dual;
         if (dual) {
