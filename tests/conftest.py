@@ -31,6 +31,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Of `-n auto`. More than cores: tests that start processes wait for them."""
+    return (os.cpu_count() or 1) * 3 // 2
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """What a test may rely on however pytest was started, alone or as one of many workers.
 
