@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import paths  # noqa: F401 (functions of test files are found by other processes)
 from helpers.backends import why_no_emulation
 from helpers.processes import run_python
 from hypothesis import HealthCheck, settings
@@ -25,6 +27,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("tim_ext")
+
+# What the server from which processes are forked imports once. It starts with the first of them: the list is
+# made before any test. tim_ext is not in it: the server would import the source tree, not what is installed.
+PRELOADED = ["torch._dynamo", "torch.distributed", "safetensors.torch", "tqdm"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,6 +51,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """
     torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

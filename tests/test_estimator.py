@@ -10,6 +10,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from helpers.forked import run_script
 from helpers.make_tasks import Task, make_task
 from hypothesis import given
 from hypothesis import strategies as st
@@ -404,9 +405,9 @@ def test_pandas() -> None:
     assert np.array_equal(filled.transduction_, model.transduction_)
 
 
-def test_without_scikit_learn(run_python) -> None:
+def test_without_scikit_learn() -> None:
     script = "import sys; sys.modules['sklearn'] = None; import tim_ext, tim_ext.estimator"
-    done = run_python("-c", script)
+    done = run_script(script)
     assert done.stderr.splitlines()[-1].endswith("sklearn is not installed: pip install 'tim_ext[evaluate]'")
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.feature_files import X, Y, refusal, write
+from helpers.forked import run_script
 
 from tim_ext.cli.main import main
 from tim_ext.files import memory
@@ -170,7 +171,7 @@ for pool in pools:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of memory as Linux has them")
-def test_what_is_not_there_is_not_allocated(tmp_path: Path, run_python) -> None:
+def test_what_is_not_there_is_not_allocated(tmp_path: Path) -> None:
     for module in ("safetensors", "pyarrow.parquet"):
         pytest.importorskip(module)
     (tmp_path / "support.csv").write_text("0,a\n1,b\n")
@@ -181,7 +182,7 @@ def test_what_is_not_there_is_not_allocated(tmp_path: Path, run_python) -> None:
         if "the memory" in message:
             path = path.rename(path.with_name(f"small_{path.name}"))
         messages[str(path)] = message
-    ended = run_python("-c", CHILD, str(tmp_path / "support.csv"), str(tmp_path / "out.csv"), *messages)
+    ended = run_script(CHILD, str(tmp_path / "support.csv"), str(tmp_path / "out.csv"), *messages)
     assert ended.returncode == 0, ended.stderr
     outcomes = [json.loads(line) for line in ended.stdout.splitlines()]
     assert [pool for pool, _, _ in outcomes] == list(messages)

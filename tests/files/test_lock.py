@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import re
-import signal
 import socket
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -19,29 +18,30 @@ from tim_ext.errors import UserError
 from tim_ext.files import lock
 from tim_ext.files.lock import only_run
 
-HOLD = """
-import os, sys
-from pathlib import Path
-from tim_ext.files.lock import only_run
-with only_run("--out", Path(sys.argv[1])):
-    child = os.fork() if sys.argv[2] == "with a child" else None
-    if child == 0:
-        sys.stdin.read()  # outlives its parent
-        os._exit(0)
-    print("held", flush=True)
-    sys.stdin.read()
-"""
+
+def hold(out: Path, kind: str, held: Connection) -> None:
+    """Until the other end of `held` is closed."""
+    with only_run("--out", out):
+        child = os.fork() if kind == "with a child" else None
+        if child == 0:
+            held.poll(None)  # outlives its parent
+            os._exit(0)
+        held.send(child)
+        held.poll(None)
 
 
 @contextmanager
 def another_process(out: Path, kind: str = "alone"):
-    """A process that holds the lock of `out` until its input ends."""
-    command = [sys.executable, "-c", HOLD, str(out), kind]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        yield process
+    """A process that holds the lock of `out` until the connection is closed."""
+    context = multiprocessing.get_context("forkserver")
+    here, there = context.Pipe()
+    process = context.Process(target=hold, args=(out, kind, there))
+    process.start()
+    there.close()
+    here.recv()
+    yield process, here
+    here.close()
+    process.join()
 
 
 def assert_refused(out: Path, process: int) -> None:
@@ -59,11 +59,12 @@ def test_a_second_process_is_refused_and_told_of_the_first(tmp_path, kind):
     if kind != "new file":
         out.mkdir() if kind == "folder" else out.write_text("old")
     before = sorted(tmp_path.rglob("*"))
-    with another_process(out) as first:
+    with another_process(out) as (first, held):
         for _ in range(2):  # a refusal leaves the lock where it is
             assert_refused(out, first.pid)
-        first.stdin.close()
-        assert first.wait() == 0
+        held.close()
+        first.join()
+        assert first.exitcode == 0
     assert sorted(tmp_path.rglob("*")) == before
     with only_run("--out", out):
         pass
@@ -74,13 +75,12 @@ def test_a_second_process_is_refused_and_told_of_the_first(tmp_path, kind):
 def test_sigkill_ends_the_lock(tmp_path, kind):
     """Also where a child that was forked lives on, as the workers of a loader do for a while."""
     out = tmp_path / "out.csv"
-    with another_process(out, kind) as first:
-        os.kill(first.pid, signal.SIGKILL)
-        first.wait()
+    with another_process(out, kind) as (first, _):
+        first.kill()
+        first.join()
         assert [path.name for path in tmp_path.iterdir()] == [".out.csv.lock"]
         with only_run("--out", out):
             assert_refused(out, os.getpid())  # and no word of the one before
-        first.stdin.close()
     assert not list(tmp_path.iterdir())
 
 

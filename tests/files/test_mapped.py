@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.forked import run_script
 
 from tim_ext.files import mapped
 from tim_ext.files.features import open_pool
@@ -95,12 +96,12 @@ sys.exit(main(["label", pool, "--method", "adm", *arguments]))
 
 
 @pytest.mark.parametrize(("suffix", "when"), [(".npy", "iteration 2"), (".safetensors", "labels")])
-def test_label(tmp_path: Path, run_python, suffix: str, when: str) -> None:
+def test_label(tmp_path: Path, suffix: str, when: str) -> None:
     path = write_pool(tmp_path, suffix)
     support, out = tmp_path / "support.csv", tmp_path / "out.csv"
     support.write_text("0,a\n1,b\n")
     given = ["--support", str(support), "--out", str(out), "--iterations", "4"]
-    ended = run_python("-c", LABEL, str(path), when, *given)
+    ended = run_script(LABEL, str(path), when, *given)
     assert ended.returncode == 2, ended.stderr
     pattern = (
         rf"tim-ext label: {re.escape(str(path))}: expected \d+ bytes, .*, got 8192: the file was cut off .*\n"
@@ -126,10 +127,10 @@ sys.exit(main(["evaluate", pool, *arguments]))
 """
 
 
-def test_evaluate(tmp_path: Path, run_python) -> None:
+def test_evaluate(tmp_path: Path) -> None:
     path = write_pool(tmp_path, ".npy")
     np.save(tmp_path / "labels.npy", np.arange(M) % 30)
     given = ["--labels-path", str(tmp_path / "labels.npy"), "--tasks", "20", "--methods", "tim-adm"]
-    ended = run_python("-c", EVALUATE, str(path), *given)
+    ended = run_script(EVALUATE, str(path), *given)
     assert ended.returncode == 2, ended.stderr
     assert re.fullmatch(r"tim-ext evaluate: .*: the file was cut off while it was read\n", ended.stderr)

@@ -21,7 +21,6 @@ ops = torch.ops.tim_ext
 def start_ranks(function: Callable[..., None], size: int, *inputs: Any) -> tuple[Any, list[Any]]:
     """function(rank, results, *inputs) in `size` processes of one gloo group."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tim_ext", "torch.distributed", "torch._dynamo"])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

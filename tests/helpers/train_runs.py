@@ -1,6 +1,7 @@
 """Small training runs for the tests of python_train: their data, and processes to run them in.
 
-Processes come from a server that has imported torch once: a new one starts at once and can be killed.
+Processes come from a server that has imported torch once (conftest.py): a new one starts at once and can be
+killed.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ def start(arguments: Sequence[str], **environment: str) -> ForkServerProcess:
 
 
 def _start(environment: dict[str, str], function: Callable[..., None], *inputs: Any) -> ForkServerProcess:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["train_runs", "safetensors.torch", "tqdm", "torch._dynamo"])
-    process = context.Process(target=_call, args=(environment, function, *inputs))
+    process = multiprocessing.get_context("forkserver").Process(
+        target=_call, args=(environment, function, *inputs)
+    )
     process.start()
     return process
 

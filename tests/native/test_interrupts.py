@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-
-import tim_ext
-
-ROOT = Path(tim_ext.__file__).parents[1]
+from helpers.forked import run_script
 
 PRELUDE = """
 import os, signal, sys, threading, time, torch, tim_ext
@@ -68,8 +63,7 @@ CASES = {
 
 def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Within a minute, where one solve would take days."""
-    command = [sys.executable, "-c", PRELUDE + script, *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    return run_script(PRELUDE + script, *arguments, timeout=100)
 
 
 @pytest.mark.parametrize("threads", ["3", pytest.param("1", marks=pytest.mark.slow)])
@@ -81,12 +75,12 @@ def test_every_solve_can_be_interrupted(threads):
     assert ended.stdout.splitlines() == list(CASES)
 
 
-def test_the_process_ends_as_at_any_ctrl_c():
+def test_the_process_ends_as_at_any_ctrl_c(run_python):
     script = """
 threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
 tim_ext.adm(*task(3000), iterations=DAYS)
 """
-    ended = run(script, "2")
+    ended = run_python("-c", PRELUDE + script, "2")
     assert ended.returncode == -signal.SIGINT
     assert ended.stderr.splitlines()[-1] == "KeyboardInterrupt"
     assert "RuntimeError" not in ended.stderr

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.forked import run_script
 from helpers.make_tasks import make_task
 
 import tim_ext
@@ -95,14 +96,14 @@ torch.save(probs, sys.argv[2])
 
 
 @pytest.mark.parametrize("capability", ["baseline", "avx2"])
-def test_a_lower_capability_agrees(capability, tmp_path, run_python):
+def test_a_lower_capability_agrees(capability, tmp_path):
     order = ["baseline", "avx2", "avx512"]
     if order.index(torch.ops.tim_ext.cpu_capability()) < order.index(capability):
         pytest.skip(f"this CPU has no {capability}")
     task = make_task(0, shots=(1, 2, 3, 1, 2, 3, 1), queries=50, d=45)
     torch.save((task.features, task.labels), tmp_path / "task")
     files = [str(tmp_path / "task"), str(tmp_path / "result")]
-    ended = run_python("-c", CAPABILITY, *files, TIM_EXT_CPU_CAPABILITY=capability)
+    ended = run_script(CAPABILITY, *files, TIM_EXT_CPU_CAPABILITY=capability)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.strip() == capability
     dual, primal, shannon, tsallis = torch.load(tmp_path / "result")

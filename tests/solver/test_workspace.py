@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from helpers.forked import run_script
 
 SCRIPT = """
 import resource, sys, torch, tim_ext
@@ -23,7 +24,7 @@ print((peak() - before) / (K * d * 4))
 
 
 @pytest.mark.parametrize("method", ["adm", "gd"])
-def test_a_large_w_is_not_copied_many_times(method, run_python):
-    ended = run_python("-c", SCRIPT, method)
+def test_a_large_w_is_not_copied_many_times(method):
+    ended = run_script(SCRIPT, method)
     assert ended.returncode == 0, ended.stderr
     assert float(ended.stdout) < 9  # W, its differences, 4 sums, and for GD two moments; it was 34 times
