@@ -135,7 +135,7 @@ LOOPS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("method", "loop", "options"), LOOPS.values(), ids=LOOPS)
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(seed=seeds, transform=st.sampled_from(["l2", "min_max", "power+l2+joint_center+l2"]))
 def test_equals_a_loop_over_single_tasks(method, loop, options, seed, transform):
     tasks = ragged(seed)
@@ -156,7 +156,7 @@ def test_equals_a_loop_over_single_tasks(method, loop, options, seed, transform)
         (baselines.alpha_am, loop_alpha_am, "none", {"iterations": 5, "entropy_order": 1.0, "lam": 0.3, "alpha": 0.5, "marginal_weight": 2.0}),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("shots", [(1, 1, 1, 1, 1), (3, 5, 1, 2, 4), (5, 6, 4, 5, 5)])
+@pytest.mark.parametrize("shots", [(1, 1, 1, 1, 1), (3, 5, 1, 2, 4)])
 def test_hyper_parameters_and_defaults_on_tasks_of_usual_size(method, loop, transform, options, shots):
     tasks = [make_task(seed, shots=shots, queries=40, d=16, noise=1.2) for seed in range(2)]
     result = method(*task_lists(tasks), transform=transform, **options)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from helpers.make_tasks import make_task, separable_problems
 from helpers.ranks import BF16, F16, F32, F64, PRIOR, SMALL, collect, mixed_task, sorted_task, start_ranks
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -177,6 +177,7 @@ def test_without_a_process_group(name):
 
 
 @given(problem=separable_problems(), method=st.sampled_from(["adm", "gd"]), cached=st.booleans())
+@settings(max_examples=30)
 def test_any_separable_task_in_small_segments(problem, method, cached):
     """Segments of 256 rows, so that every task has several."""
     features, labels = problem.arguments

@@ -284,6 +284,7 @@ def is_missed(site: str, cases: list[str]) -> bool:
         module.remove_barrier("")
 
 
+@pytest.mark.slow
 def test_every_barrier_is_needed():
     passed = passed_barriers()
     never = [site for site, cases in passed.items() if not cases]

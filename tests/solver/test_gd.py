@@ -49,7 +49,7 @@ def test_a_thousand_steps_end_where_the_reference_ends(shape, options):
 @given(
     problem=separable_problems(), order=st.sampled_from([1.0, 1.0, 0.5, 2.0, 7.0]), with_prior=st.booleans()
 )
-@settings(max_examples=30)
+@settings(max_examples=20)
 def test_float64_equals_the_reference(problem: Problem, order: float, with_prior: bool):
     # with Adam's usual eps, a coordinate whose gradient is all rounding moves by lr * 1e-16 / 1e-8
     options = {
@@ -75,7 +75,7 @@ def test_float64_equals_the_reference(problem: Problem, order: float, with_prior
     ],
 )
 def test_float32_is_as_exact_as_the_reference_in_float32(shots, queries, d):
-    features, labels, tasks = make_batch(range(7), shots=shots, queries=queries, d=d, noise=1.2)
+    features, labels, tasks = make_batch(range(5), shots=shots, queries=queries, d=d, noise=1.2)
     options = {"iterations": 250, "lr": 4e-4}
     truth = reference.gd(features, labels, **options)
     plain = reference.gd(features.float(), labels, **options)
@@ -88,7 +88,7 @@ def test_float32_is_as_exact_as_the_reference_in_float32(shots, queries, d):
     assert median_error(result.probs) <= 2 * median_error(plain.probs)
 
     good = [t for t, task in enumerate(tasks) if task.accuracy(truth.predictions[t]) > 0.6]
-    assert len(good) > 3  # else this test says nothing
+    assert len(good) > 2  # else this test says nothing
     query = labels[good] == -1
     same = (result.predictions[good] == truth.predictions[good])[query]
     assert same.double().mean() >= 0.999

@@ -12,8 +12,8 @@ from torch.autograd import gradcheck, gradgradcheck
 from tim_ext import reference
 
 ops = torch.ops.tim_ext
-FEATURES, LABELS, _ = make_batch(range(2), shots=(2, 1, 3), queries=7, d=4, noise=0.6, padding=2)
-WEIGHTS = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 3
+FEATURES, LABELS, _ = make_batch(range(2), shots=(2, 1, 3), queries=4, d=3, noise=0.6, padding=1)
+WEIGHTS = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 3
 PRIOR = torch.tensor([[0.2, 0.5, 0.3], [0.6, 0.3, 0.1]], dtype=torch.float64)
 OPTIONS: dict[str, Any] = {"lam": 0.3, "alpha": 0.2, "temperature": 4.0, "marginal_weight": 0.7}
 

@@ -92,7 +92,7 @@ def test_distributed_decides_alike():
 
 @pytest.mark.parametrize("backend", BACKENDS[:2])  # the emulation is slow
 @given(problem=separable_problems())
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_smoothing_is_that_of_the_reference(backend, problem):
     options = {**problem.options, **ROBUST_OPTIONS, "smoothing": "auto", "iterations": 30}
     expected = reference.adm(*problem.arguments, **options)
@@ -102,16 +102,16 @@ def test_smoothing_is_that_of_the_reference(backend, problem):
             torch.testing.assert_close(getattr(result, name), getattr(expected, name), rtol=0, atol=1e-8)
 
 
-SHAPES = [(1, 3, 4), (5, 1, 640), (2, 40, 16), (20, 15, 30), (7, 90, 33)]  # classes, queries of each, d
+SHAPES = [(1, 3, 4), (5, 1, 640), (2, 40, 16), (20, 9, 30), (7, 90, 33)]  # classes, queries of each, d
 
 
 @pytest.mark.parametrize(("classes", "queries", "d"), SHAPES)
-@pytest.mark.parametrize(("reach", "normalize"), [(0.3, True), (0.9, False), (0.99, True)])
+@pytest.mark.parametrize(("reach", "normalize"), [(0.3, False), (0.99, True)])
 @pytest.mark.parametrize("form", FORMS)
 @backends
 def test_any_reach_and_shape(backend, form, reach, normalize, classes, queries, d):
     if backend.name == "cuda-emulated":
-        queries = min(queries, 30)  # it is slow
+        queries = min(queries, 20)  # it is slow
     task = make_task(3, [2] * classes, classes * queries, d=d, noise=1.0)
     options = {"smoothing": reach, "iterations": 20, "normalize": normalize}
     expected = reference.adm(task.features, task.labels, **options)
