@@ -19,11 +19,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from .solver.batch import make_batch, make_result, refuse
+from .solver.batch import make_result, refuse
+from .solver.class_vectors import batch_of
 from .solver.inputs import PADDING, QUERY
 from .solver.params import (
     ADM,
     AUTO,
+    CLASS_VECTOR_WEIGHT,
     DECIDED_AFTER,
     GD,
     OUTPUTS,
@@ -61,6 +63,8 @@ def adm(
     marginal_weight: float | str = ADM.marginal_weight,
     class_prior: Any = None,
     weights: Any = None,
+    class_vectors: Any = None,
+    class_vector_weight: int = CLASS_VECTOR_WEIGHT,
     smoothing: float | str = ADM.smoothing,
     relaxation: float | str = ADM.relaxation,
     iterations: int = ADM.iterations,
@@ -98,6 +102,8 @@ def gd(
     entropy_order: float = GD.entropy_order,
     class_prior: Any = None,
     weights: Any = None,
+    class_vectors: Any = None,
+    class_vector_weight: int = CLASS_VECTOR_WEIGHT,
     iterations: int = GD.iterations,
     lr: float = GD.lr,
     betas: tuple[float, float] = GD.betas,
@@ -119,8 +125,7 @@ def _solve(
     params = defaults.given(given)
     check_form_with_weights(params, given["weights"])
     outputs = check_outputs(given["outputs"])
-    inputs = ("features", "labels", "index", "num_classes", "class_prior", "weights")
-    batch = make_batch(*(given[name] for name in inputs))
+    batch = batch_of(given)
     if roots:
         batch = with_roots(batch)
     tasks = list(batch.tasks())

@@ -11,8 +11,12 @@ import pytest
 import tim_ext
 
 
-def real_features(name: str) -> Any:
+def real_file(name: str) -> Path:
     folder = os.environ.get("TIM_EXT_DATA")
     if not folder:
         pytest.skip("TIM_EXT_DATA is not set: no real features")
-    return tim_ext.load_features(Path(folder) / name)
+    return Path(folder) / name
+
+
+def real_features(name: str) -> Any:
+    return tim_ext.load_features(real_file(name))

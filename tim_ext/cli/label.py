@@ -9,11 +9,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..distributed.labelling import SOLVERS, Job, Summary, label_pool
 from ..distributed.processes import Processes, start
-from ..errors import require
+from ..errors import UserError, require
 from ..evaluation.methods import Method
-from ..files.features import open_pool
+from ..files.features import ClassVectors, load_class_vectors, open_pool
 from ..files.label_files import Support, read_support
 from ..files.outputs import output_file
 from ..files.predictions import FORMATS, check_format
@@ -40,6 +42,7 @@ EXAMPLES = """
 examples:
   tim-ext label features.npy --support labels.csv --out predictions.csv
   tim-ext label features.safetensors --features-key embeddings --support labels.csv --out predictions.parquet
+  tim-ext label images.npy --class-vectors names.npz --out predictions.csv
   torchrun --nproc-per-node 8 -m tim_ext label pool.npy --support labels.csv --out labels.npz
 """
 
@@ -62,9 +65,15 @@ def add_command(commands: Any) -> None:
     add.add_argument(
         "--support",
         type=Path,
-        required=True,
         metavar="FILE",
         help="CSV of the labelled rows: row,label, where the first row of the pool is row 0",
+    )
+    add.add_argument(
+        "--class-vectors",
+        type=Path,
+        metavar="FILE",
+        help="a vector of each class from the encoder of the pool, as the text embeddings of their names, "
+        "beside labelled rows or without any: .npz or .pt with class_names, or any other file of features",
     )
     add.add_argument(
         "--out", type=Path, required=True, metavar="FILE", help=f"predictions: {', '.join(FORMATS)}"
@@ -94,18 +103,45 @@ def _run(options: argparse.Namespace, processes: Processes) -> int:
     check_format(options.out)
     if options.spreadsheet_safe and options.out.suffix.lower() != ".csv":
         raise ValueError(f"--spreadsheet-safe: expected a .csv file as --out with it, got {options.out}")
-    inputs = {"POOL": options.pool, "--support": options.support, "--class-prior": options.class_prior}
+    if options.support is None and options.class_vectors is None:
+        raise UserError("--support: expected labelled rows, or --class-vectors, got neither")
+    inputs = {
+        "POOL": options.pool,
+        "--support": options.support,
+        "--class-vectors": options.class_vectors,
+        "--class-prior": options.class_prior,
+    }
     out = output_file("--out", options.out, inputs)
     pool = open_pool(options.pool, features_key=options.features_key)
-    support = read_support(options.support, len(pool))
+    vectors = None if options.class_vectors is None else load_class_vectors(options.class_vectors)
+    support = read_labels(options, len(pool), vectors)
     hyper["class_prior"] = read_class_prior(options, support.class_names)
-    job = Job(pool, support, out, options.method, hyper, options.memory, options.spreadsheet_safe)
+    job = Job(
+        pool,
+        support,
+        out,
+        options.method,
+        hyper,
+        options.memory,
+        options.spreadsheet_safe,
+        None if vectors is None else vectors.vectors,
+    )
     passes = hyper["iterations"] + 2  # then labels, then the file
     with bar_of(passes * len(pool), processes) as show:
         summary = label_pool(job, processes, show)
     if processes.is_first:
         report(options, pool.shape, support, summary)
     return 0
+
+
+def read_labels(options: argparse.Namespace, total: int, vectors: ClassVectors | None) -> Support:
+    """The labelled rows, none if there are class vectors alone; these name the classes then."""
+    if vectors is None:
+        return read_support(options.support, total)
+    if options.support is None:
+        nothing = torch.empty(0, dtype=torch.int64)
+        return Support(nothing, nothing, vectors.class_names)
+    return read_support(options.support, total, vectors.class_names)
 
 
 @contextmanager
@@ -130,6 +166,9 @@ def report(options: argparse.Namespace, shape: Sequence[int], support: Support, 
     print(
         f"{options.pool.name}: {rows} rows, d = {d}; {len(support.rows)} of them labelled, {classes} classes"
     )
+    if options.class_vectors is not None:
+        where = options.class_vectors.name
+        print(f"{where}: a vector of each class; rows and vectors are taken from their own centres")
     largest = sorted(zip(summary.counts, support.class_names, strict=True), key=lambda item: -item[0])
     shares = [f"{name} {count} ({count / rows:.1%})" for count, name in largest[:5]]
     shown = ", ".join(shares) + (", .." if classes > 5 else "")

@@ -33,9 +33,9 @@ from ..files.lock import only_run
 from ..files.memory import available_memory, check_fits
 from ..files.predictions import BLOCK, RECORD, Predictions, Records, write_predictions
 from ..solver.params import ROBUST
-from ..solver.presets import with_defaults
+from ..solver.presets import PRESETS, with_defaults
 from ..solver.result import Result
-from ..solver.solve import robust
+from ..solver.solve import adm
 from . import smoothing
 from .approximate_neighbours import check_alone
 from .processes import Processes
@@ -60,6 +60,7 @@ class Job:
     hyper: Mapping[str, Any]  # of the solver, class_prior among them
     memory: int  # bytes for probabilities kept within an iteration
     spreadsheet_safe: bool = False  # text in .csv
+    class_vectors: Tensor | None = None  # [K, d]
 
 
 class Summary(NamedTuple):
@@ -88,7 +89,7 @@ def label_pool(job: Job, processes: Processes, show: Show) -> Summary:
 
 def _label_pool(job: Job, processes: Processes, show: Show) -> Summary:
     start, total = time.perf_counter(), len(job.pool)
-    whole = job.method == "robust" and _is_whole(job, processes)
+    whole = _is_whole(job, processes)
     if processes.is_first:
         _remove(job.out)  # of a run that was killed; before any process of this one makes a file
     name = _agree(job, processes)
@@ -103,7 +104,7 @@ def _label_pool(job: Job, processes: Processes, show: Show) -> Summary:
 
         result = _solve(job, rows, labels, whole, processes, step)
         try:
-            sums = _write_draft(job, name, labels, _found(job, rows, result), processes, step)
+            sums = _write_draft(job, name, labels, _found(job, rows, labels, result), processes, step)
             sums = torch.stack(processes.gather(sums)).sum(dim=0)
             if processes.is_first:  # the others are free to go
                 _write_predictions(job, name, processes, step)
@@ -131,7 +132,9 @@ def _solve(job: Job, rows: Tensor, labels: Tensor, whole: bool, processes: Proce
     hyper = with_defaults(job.method, job.hyper, support=len(job.support.rows), num_classes=classes)
     try:
         if whole:
-            result = robust(rows, labels.long(), num_classes=classes, outputs=("probs",), **hyper)
+            more: dict[str, Any] = {} if job.class_vectors is None else {"class_vectors": job.class_vectors}
+            solve = PRESETS[job.method].solve
+            result = solve(rows, labels.long(), num_classes=classes, outputs=("probs",), **more, **hyper)
             step("iterations", total * int(result.iterations))
             return result
         return SOLVERS[job.method](
@@ -152,10 +155,21 @@ def _solve(job: Job, rows: Tensor, labels: Tensor, whole: bool, processes: Proce
 
 
 def _is_whole(job: Job, processes: Processes) -> bool:
-    """Whether robust solves the pool in one process and one call, which holds it twice; or else as adm does,
-    in all processes together, each of which holds its rows once. Refuses what is too large for both."""
+    """Whether one process solves the pool in one call, which holds it twice; robust does so if it can, and
+    class vectors need it. Or else all processes together, each of which holds the rows of robust once, and
+    those of the others not at all. Refuses what is too large."""
     (rows, columns), classes = job.pool.shape, len(job.support.class_names)
     width = 8 if job.pool.dtype == torch.float64 else 4
+    if job.class_vectors is not None:
+        if processes.size > 1:
+            raise ValueError(f"--class-vectors: expected one process, got {processes.size}")
+        try:
+            check_fits(rows * 3 * (columns + classes) * width)
+        except ValueError as error:
+            raise ValueError(f"--class-vectors: the pool is held in memory with them: {error}") from None
+        return True
+    if job.method != "robust":
+        return False
     smooths = job.hyper.get("smoothing", ROBUST.smoothing) != 0
     compared = rows <= smoothing.MOST_COMPARED or not smooths
     if not compared:
@@ -222,16 +236,28 @@ class Block(NamedTuple):
     nearest: Tensor  # [n] the class of the nearest prototype
 
 
-def _found(job: Job, rows: Tensor, result: Result) -> Iterator[Block]:
-    how = {key: job.hyper[key] for key in ("temperature", "normalize") if key in job.hyper}
-    prototypes = _prototypes(job)
+def _found(job: Job, rows: Tensor, labels: Tensor, result: Result) -> Iterator[Block]:
+    how: dict[str, Any] = {key: job.hyper[key] for key in ("temperature", "normalize") if key in job.hyper}
+    if job.class_vectors is None:
+        prototypes = _prototypes(job)
+    else:  # among samples and vectors from their centres
+        given: dict[str, Any] = {
+            "class_vectors": job.class_vectors,
+            "iterations": 0,
+            "outputs": ("predictions",),
+        }
+        all_nearest = adm(rows, labels.long(), num_classes=len(job.support.class_names), **given, **how)
     for start in range(0, len(rows), ROWS):
         block = slice(start, start + ROWS)
         if isinstance(result.probs, Tensor):
             confidences, predictions = result.probs[block].max(dim=1)
         else:
             predictions, confidences = _classify(rows[block], result.weights, how)
-        nearest, _ = _classify(rows[block], prototypes, how)
+        if job.class_vectors is None:
+            nearest, _ = _classify(rows[block], prototypes, how)
+        else:
+            assert isinstance(all_nearest.predictions, Tensor)
+            nearest = all_nearest.predictions[block]
         yield Block(predictions, confidences, nearest)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from .memory import within_memory
 KEYS = {
     "features": ("features", "feats", "embeddings", "embedding", "X", "x"),
     "labels": ("labels", "label", "targets", "target", "y"),
+    "class vectors": ("class_vectors", "text", "texts", "text_features", "text_embeddings"),
 }
 CLASS_NAMES = "class_names"
 CHUNK = 2**18  # elements looked at in one go
@@ -100,6 +101,37 @@ def open_pool(path: str | os.PathLike[str], *, features_key: str | None = None) 
     with open_file(source) as entries:
         key = _find("features", source, entries, features_key)
         return _to_features(entry_name(source, key), read_entry(source, entries, key))
+
+
+class ClassVectors(NamedTuple):
+    vectors: Tensor  # [K, d]
+    class_names: list[str]  # [K]
+
+
+def load_class_vectors(path: str | os.PathLike[str]) -> ClassVectors:
+    """A vector of each class, and the names of the classes.
+
+    Under "class_vectors", "text", "texts", "text_features" or "text_embeddings", or what `load_features`
+    takes for features, or alone in .npy. The entry "class_names" of .npz or .pt names them; without it they
+    are called 0, 1, ..
+    """
+    source = check_path("path", path)
+    with open_file(source) as entries:
+        what = "class vectors" if any(key in entries.keys for key in KEYS["class vectors"]) else "features"
+        key = _find(what, source, entries, None)
+        vectors = _to_features(entry_name(source, key), read_entry(source, entries, key))
+        names = [str(k) for k in range(len(vectors))]
+        if CLASS_NAMES in entries.keys:
+            where = entry_name(source, CLASS_NAMES)
+            names = _to_class_names(where, read_entry(source, entries, CLASS_NAMES), len(vectors))
+            if len(names) != len(vectors):
+                raise ValueError(
+                    f"{where}: expected {len(vectors)} names, one of each vector, got {len(names)}"
+                )
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{source}: expected every class name once, got {name!r} again")
+    return ClassVectors(vectors, names)
 
 
 def row_blocks(features: Tensor, elements: int | None = None) -> Iterator[slice]:

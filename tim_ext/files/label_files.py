@@ -24,10 +24,10 @@ class Support(NamedTuple):
     class_names: list[str]  # [K]
 
 
-def read_support(path: Path, total: int) -> Support:
+def read_support(path: Path, total: int, known: Sequence[str] | None = None) -> Support:
     """Lines `row,label`: a row of the pool, 0 the first of `total`, and the name of its class.
 
-    Classes are numbered by their names in sorted order, as numbers if all of them are.
+    Classes are those known; or else numbered by their names in sorted order, as numbers if all of them are.
     """
     names: list[str] = []
     seen: dict[int, int] = {}  # row -> line
@@ -42,11 +42,13 @@ def read_support(path: Path, total: int) -> Support:
             _refuse(path, line, "every row once", f"row {row} again, after line {seen[row]}")
         if not name:
             _refuse(path, line, f"a label of row {row}", "none")
+        if known is not None and name not in known:
+            _refuse(path, line, f"a class out of {listed(known)}", repr(name))
         seen[row] = line
         names.append(name)
     if not names:
         raise ValueError(f"{path}: expected one labelled row or more, got none")
-    class_names = sorted(set(names), key=_order(names))
+    class_names = sorted(set(names), key=_order(names)) if known is None else list(known)
     numbers = {name: number for number, name in enumerate(class_names)}
     return Support(torch.tensor(list(seen)), torch.tensor([numbers[name] for name in names]), class_names)
 

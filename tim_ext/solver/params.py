@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 FORMS = ("auto", "dual", "primal")  # of TIM-ADM: how the weights are kept
 OUTPUTS = ("probs", "predictions", "weights")
 LARGEST_COUNT = 2**31 - 1
+CLASS_VECTOR_WEIGHT = 4  # labelled samples that a class vector counts as
 # marginal_weight="auto": the largest weight until a task decides again, and when (csrc/common/equations.h)
 UNDECIDED_MARGINAL, DECIDED_AFTER = 0.1, 25
 

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from . import native
-from .batch import check_status, make_batch, make_result
+from .batch import check_status, make_result
+from .class_vectors import batch_of
 from .params import (
     ADM,
+    CLASS_VECTOR_WEIGHT,
     GD,
     OUTPUTS,
     ROBUST,
@@ -40,6 +42,8 @@ def adm(
     marginal_weight: float | str = ADM.marginal_weight,
     class_prior: Any = None,
     weights: Any = None,
+    class_vectors: Any = None,
+    class_vector_weight: int = CLASS_VECTOR_WEIGHT,
     smoothing: float | str = ADM.smoothing,
     relaxation: float | str = ADM.relaxation,
     iterations: int = ADM.iterations,
@@ -57,7 +61,7 @@ def adm(
             -100 for padding, which is ignored.
         index: rows of the pool, [N], [T, N] or a list of [N_t]: many tasks share one copy of the features.
         num_classes: K; by default the largest label + 1 (of the whole batch, or of each task of a list).
-            Every class needs a support sample.
+            Every class needs a support sample, or one of `class_vectors`, whose number then is the default.
         normalize: scale features to unit length (a zero vector stays zero).
         lam: weight of the cross entropy on the support samples.
         alpha: weight of the conditional entropy of the queries; 0 leaves it out.
@@ -73,6 +77,11 @@ def adm(
         weights: the first W, as `Result.weights` of an earlier solve: [K, d] for all tasks, [T, K, d], or a
             list of [K_t, d]; by default the prototypes. Such tasks are solved in the primal form. With `tol`
             it saves iterations: `adm(features, more_labels, weights=before.weights, tol=1e-2)`.
+        class_vectors: a vector of each class from elsewhere, as the text embedding of its name by the encoder
+            of the features: [K, d] for all tasks, [T, K, d], or a list of [K_t, d]. It is a labelled sample
+            beside the others, or instead of them. Samples and vectors are each taken from their own centre,
+            and `weights` are points there; `tim_ext.solver.class_vectors` has the equations.
+        class_vector_weight: as how many labelled samples a class vector counts, where there are any.
         smoothing: reach r of a smoothing over the graph of nearest neighbours, 0 <= r < 1; 0 leaves it out.
             "auto": 0.7 s^-0.2, longer with more than 100 samples per class. Samples keep their length, and
             `weights` are points among the smoothed samples. `tim_ext.reference.smooth` has the equations.
@@ -112,6 +121,8 @@ def robust(
     marginal_weight: float | str = ROBUST.marginal_weight,
     class_prior: Any = None,
     weights: Any = None,
+    class_vectors: Any = None,
+    class_vector_weight: int = CLASS_VECTOR_WEIGHT,
     smoothing: float | str = ROBUST.smoothing,
     relaxation: float | str = ROBUST.relaxation,
     iterations: int = ROBUST.iterations,
@@ -149,6 +160,8 @@ def gd(
     entropy_order: float = GD.entropy_order,
     class_prior: Any = None,
     weights: Any = None,
+    class_vectors: Any = None,
+    class_vector_weight: int = CLASS_VECTOR_WEIGHT,
     iterations: int = GD.iterations,
     lr: float = GD.lr,
     betas: tuple[float, float] = GD.betas,
@@ -178,6 +191,7 @@ def gd(
             list of [K_t], each > 0 and of sum 1; uniform by default.
         weights: the first W: [K, d] for all tasks, [T, K, d], or a list of [K_t, d]; by default the
             prototypes. Adam's moments start from 0 all the same.
+        class_vectors, class_vector_weight: a vector of each class from elsewhere, as in `adm`.
         iterations: number of Adam steps; 0 gives the prototypes, or `weights`.
         lr, betas, eps: step size and constants of Adam, as in torch.optim.Adam.
         tol: stop a task when no probability moved by more than this in a step; 0 runs them all.
@@ -204,8 +218,7 @@ def _solve(
     check_form_with_weights(params, given["weights"])
     outputs = check_outputs(given["outputs"])
     normalize, history = check_flag("normalize", given["normalize"]), check_flag("history", given["history"])
-    inputs = ("features", "labels", "index", "num_classes", "class_prior", "weights")
-    batch = make_batch(*(given[name] for name in inputs))
+    batch = batch_of(given)
     native.require(batch.features.device)
     more = {}
     if roots and batch.features.device == native.CPU:
