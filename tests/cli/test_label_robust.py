@@ -80,10 +80,16 @@ def test_proportions_are_compared_with_the_nearest_prototype(dominated, tmp_path
     assert capsys.readouterr().out.splitlines()[3].endswith("; look at them")
 
 
+def without_the_solver(monkeypatch):
+    """Of tasks in memory: calling it fails."""
+    preset = labelling.PRESETS["robust"]._replace(solve=None)
+    monkeypatch.setitem(labelling.PRESETS, "robust", preset)
+
+
 @pytest.mark.parametrize("fits_twice", [True, False])
 def test_rows_are_named_and_no_confidence_of_no_row(arguments, tmp_path, monkeypatch, capsys, fits_twice):
     if not fits_twice:
-        monkeypatch.setattr(labelling, "robust", None)
+        without_the_solver(monkeypatch)
         monkeypatch.setattr(labelling, "available_memory", lambda: 0)
     features = TASK.features.numpy().copy()
     features[7, 2] = np.nan
@@ -99,7 +105,7 @@ def test_rows_are_named_and_no_confidence_of_no_row(arguments, tmp_path, monkeyp
 def test_a_pool_that_memory_holds_once(arguments, tmp_path, monkeypatch, capsys):
     """Not twice, as the solver of tasks in memory needs it; and one that it does not hold."""
     memory = 500_000  # bytes; 212 rows of 24 numbers and 4 probabilities, twice, are 94,976
-    monkeypatch.setattr(labelling, "robust", None)
+    without_the_solver(monkeypatch)
     monkeypatch.setattr(labelling, "available_memory", lambda: 90_000)
     monkeypatch.setattr("tim_ext.files.memory.available_memory", lambda: memory)
     assert main(arguments) == 0

@@ -7,7 +7,7 @@ from helpers.forked import run_script
 
 SCRIPT = """
 import resource, sys, torch, tim_ext
-K, d = 1000, 10_000
+K, d = 1000, 35_000
 torch.set_num_threads(1)
 N = 1024  # 32 blocks of rows or more
 features, labels = torch.ones(2, d), torch.where(torch.arange(N) < K, torch.arange(N), -1)

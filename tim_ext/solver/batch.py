@@ -74,14 +74,13 @@ def make_batch(
     weights: Any = None,
 ) -> Batch:
     """Checks everything that needs no look at the feature values, and copies only what is not contiguous."""
-    return with_inputs(own_samples(features, labels, index, num_classes), num_classes, class_prior, weights)
+    if num_classes is not None:
+        num_classes = check_count("num_classes", num_classes, at_least=1)
+    return with_inputs(own_samples(features, labels, index, num_classes), class_prior, weights)
 
 
-def with_inputs(
-    batch: Batch, num_classes: int | None = None, class_prior: Any = None, weights: Any = None
-) -> Batch:
-    """What is given for each class; and there must be a sample of each."""
-    _check_counts(batch, num_classes)
+def with_inputs(batch: Batch, class_prior: Any, weights: Any) -> Batch:
+    """With what is given for each class."""
     if class_prior is not None:
         batch = batch._replace(class_prior=_class_prior(class_prior, batch))
     if weights is not None:
@@ -90,9 +89,7 @@ def with_inputs(
 
 
 def own_samples(features: Any, labels: Any, index: Any, num_classes: int | None) -> Batch:
-    """The samples of the caller; whether there can be support of every class is not asked yet."""
-    if num_classes is not None:
-        num_classes = check_count("num_classes", num_classes, at_least=1)
+    """The samples alone, and K: that of the largest label, if it is not given."""
     if index is not None:
         return _from_pool(features, labels, index, num_classes)
     if isinstance(features, (list, tuple)):
@@ -120,7 +117,6 @@ def make_image_batch(images: Any, labels: Any, num_classes: int | None, class_pr
     if images.shape[:lead] != labels.shape:
         refuse_shape("images", f"{[*labels.shape, '...']} to match labels".replace("'", ""), images)
     batch = _equal_tasks(images.flatten(0, lead - 1), None, labels, num_classes)
-    _check_counts(batch, num_classes)
     return batch if class_prior is None else batch._replace(class_prior=_class_prior(class_prior, batch))
 
 
@@ -168,6 +164,7 @@ def _equal_tasks(features: Tensor, rows: Tensor | None, labels: Tensor, num_clas
     lead, size, samples = tuple(labels.shape[:-1]), labels.shape[-1], labels.numel()
     count = max(int(labels.max()) + 1, 1) if num_classes is None else num_classes
     total = samples // size
+    _check_count(0, 1, size, count, num_classes)
     layout = (
         _equal_layout if type(labels) is Tensor else _equal_layout.__wrapped__
     )  # no cache of fake tensors
@@ -190,22 +187,21 @@ def _unequal_tasks(
         counts = [max(top + 1, 1) for top in torch.stack([item.max() for item in labels]).tolist()]
     else:
         counts = [num_classes] * len(sizes)
+    for t, (size, count) in enumerate(zip(sizes, counts, strict=True)):
+        _check_count(t, len(sizes), size, count, num_classes)
     offsets = torch.tensor([0, *accumulate(sizes)], device="cpu")
     classes = torch.tensor(counts, device="cpu")
     return Batch(features, rows, torch.cat(labels), offsets, classes, sizes, counts, None)
 
 
-def _check_counts(batch: Batch, num_classes: int | None) -> None:
+def _check_count(task: int, total: int, size: int, count: int, num_classes: int | None) -> None:
     """More classes than samples cannot all have support: refused before anything of size K is allocated."""
-    total = len(batch.sizes) if batch.lead is None else 1  # those of a batch are alike
-    for t in range(total):
-        size, count = batch.sizes[t], batch.counts[t]
-        if count > size:
-            source = f"num_classes={count}" if num_classes is not None else f"label {count - 1}"
-            raise ValueError(
-                f"labels: expected support of each class 0 to {count - 1}, "
-                f"got only {size} samples{in_task(t, total)} ({source})"
-            )
+    if count > size:
+        source = f"num_classes={count}" if num_classes is not None else f"label {count - 1}"
+        raise ValueError(
+            f"labels: expected support of each class 0 to {count - 1}, "
+            f"got only {size} samples{in_task(task, total)} ({source})"
+        )
 
 
 def _class_prior(value: Any, batch: Batch) -> Tensor:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .batch import Batch, own_samples, refuse, with_inputs
+from .batch import Batch, make_batch, own_samples, refuse, with_inputs
 from .inputs import PADDING, check_device, refuse_shape, to_features
 from .params import check_count
 from .refusals import ROW_OUT_OF_RANGE
@@ -28,13 +28,20 @@ from .refusals import ROW_OUT_OF_RANGE
 
 def batch_of(given: Mapping[str, Any]) -> Batch:
     """From the arguments of a solver, by name."""
+    if given["class_vectors"] is None:
+        names = ("features", "labels", "index", "num_classes", "class_prior", "weights")
+        return make_batch(*(given[name] for name in names))
     num_classes = given["num_classes"]
-    batch = own_samples(given["features"], given["labels"], given["index"], num_classes)
-    if given["class_vectors"] is not None:
-        batch = with_class_vectors(
-            batch, given["class_vectors"], given["class_vector_weight"], num_classes, given["normalize"]
-        )
-    return with_inputs(batch, num_classes, given["class_prior"], given["weights"])
+    if num_classes is not None:
+        num_classes = check_count("num_classes", num_classes, at_least=1)
+    batch = with_class_vectors(
+        own_samples(given["features"], given["labels"], given["index"], 1),  # K is that of the vectors
+        given["class_vectors"],
+        given["class_vector_weight"],
+        num_classes,
+        given["normalize"],
+    )
+    return with_inputs(batch, given["class_prior"], given["weights"])
 
 
 def with_class_vectors(
