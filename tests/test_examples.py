@@ -25,7 +25,14 @@ def test_digits(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    "page", ["docs/gd.md", "docs/robust.md", "docs/estimator.md", "docs/scale.md", "README.md"]
+    "page",
+    [
+        "docs/gd.md",
+        "docs/robust.md",
+        pytest.param("docs/estimator.md", marks=pytest.mark.slow),
+        "docs/scale.md",
+        "README.md",
+    ],
 )
 def test_the_python_of_a_page_runs(page: str) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)

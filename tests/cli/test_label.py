@@ -288,7 +288,7 @@ def label_in(size: int, arguments: list[str], trouble: tuple[str, str, int] | No
     return [told[rank] for rank in sorted(told)]
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_several_processes_write_what_one_writes(files, tmp_path, size):
     options = [*files, "--iterations", "20", "--out"]
     assert main([*options, str(tmp_path / "one.csv")]) == 0

@@ -84,7 +84,8 @@ def come_late(rank: int, results: Any, barrier: bool) -> None:
     results.put((rank, (predictions, said.getvalue())))
 
 
-@pytest.mark.parametrize("barrier", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("barrier", [True, False])
 def test_a_rank_that_comes_late_is_waited_for(barrier):
     got = dict(collect(*start_ranks(come_late, 2, barrier), 2))
     whole = tim_ext.adm(TASK.features, TASK.labels).predictions.tolist()
@@ -126,11 +127,12 @@ def never_come(rank: int, results: Any, barrier: bool, how: str) -> None:
             "start all ranks again",
         ),
         *(
-            (
+            pytest.param(
                 barrier,
                 "elsewhere",
                 "rank 1 of 2 has given no sign of life in 0:00:02, while rank 0 waited; "
                 "start all ranks again",
+                marks=[] if barrier else [pytest.mark.slow],
             )
             for barrier in (True, False)
         ),

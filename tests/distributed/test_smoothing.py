@@ -115,7 +115,7 @@ def test_without_a_process_group(name):
     assert_equals_one_process(name, [solve(name, 0, 1)])
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_several_processes_give_what_one_gives(size):
     results, processes = start_ranks(solve_cases, size)
     found: dict[str, dict[int, Any]] = {name: {} for name in CASES}

@@ -177,7 +177,7 @@ def test_without_a_process_group(name):
 
 
 @given(problem=separable_problems(), method=st.sampled_from(["adm", "gd"]), cached=st.booleans())
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_any_separable_task_in_small_segments(problem, method, cached):
     """Segments of 256 rows, so that every task has several."""
     features, labels = problem.arguments
@@ -222,6 +222,7 @@ print(highest, (result.predictions.numpy() == truth).mean())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs Linux's /proc")
 def test_a_memory_map_is_read_and_not_copied(tmp_path, run_python):
     """A pool of 64 MB in float16: what a solve adds to memory stays far below it."""

@@ -182,6 +182,7 @@ def test_an_error_of_one_process_ends_all(file, tmp_path):
     assert not list((tmp_path / "out").iterdir())
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_ends_all(file, tmp_path):
     arguments = [file, "--methods", "tim-adm", "trouble", "--shots", "1", "--tasks", "1300"]
     arguments += ["--out", str(tmp_path / "out")]

@@ -81,6 +81,7 @@ def rows_of(out: Path) -> list[tuple[object, ...]]:
     return [(row["setting"], row["method"], row["accuracy"], row["difference"]) for row in rows]
 
 
+@pytest.mark.slow
 def test_evaluate_copies_nothing_of_a_mapped_pool(run_python, tmp_path):
     """Methods on 120 MB of float16: a copy of it, or its float32, would not fit. The numbers are those of a
     pool in memory with the same `memory`."""
@@ -115,6 +116,7 @@ def label_within(run_python, pool: Path, folder: Path, margin: int, *options: st
     return run_within(run_python, margin, pool, 0, "label", *files, "--method", "adm", *options)
 
 
+@pytest.mark.slow
 def test_label_copies_nothing_of_a_mapped_pool(run_python, tmp_path):
     """240,000 rows and 123 MB of float16; some 60 MB are for work, whatever the pool."""
     pool, _ = write_pool(tmp_path, 240_000, torch.float16)

@@ -26,6 +26,7 @@ def fuzz(run_python, folder: Path, seconds: int, seed: int) -> dict[str, int]:
     return dict(counts)
 
 
+@pytest.mark.slow
 def test_for_some_seconds(run_python, tmp_path) -> None:
     assert fuzz(run_python, tmp_path, 2, seed=0)["cases"] > 25
 

@@ -146,7 +146,7 @@ def test_features_are_reproducible():
     assert not glyph_encoder().training
 
 
-@pytest.mark.parametrize("shots", [1, 5])
+@pytest.mark.parametrize("shots", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_the_accuracy_on_digits_is_the_recorded_one(shots):
     pytest.importorskip("sklearn")
     digits = glyphs.load("digits")
@@ -158,6 +158,7 @@ def test_the_accuracy_on_digits_is_the_recorded_one(shots):
     assert evaluation.rows[1].difference > (5, 1)[shots == 5]
 
 
+@pytest.mark.slow
 def test_the_accuracy_on_glyphs_is_near_the_recorded_one(monkeypatch, tmp_path):
     """Other images of the novel classes, fewer tasks: a change of how glyphs are drawn shows."""
     use_few_images(monkeypatch)

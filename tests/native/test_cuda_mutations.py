@@ -251,7 +251,11 @@ CASES: dict[str, Callable[[str, int], None]] = {
 # The tests ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", CASES)
+LONG = {"smoothing of a team, primal", "chosen steps of a team, primal", "gd of a team, in slices"}
+MARKED = [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in CASES]
+
+
+@pytest.mark.parametrize("name", MARKED)
 def test_every_access_is_right(name):
     CASES[name](BUILD, seed=0)  # the checks follow CUDA's rules, not what a schedule happens to do
 
@@ -297,7 +301,7 @@ def test_every_barrier_is_needed():
 def test_address_sanitizer_finds_nothing():
     """The same cases once more, with AddressSanitizer, which also sees local arrays."""
     build.tim_ext_kernels_path("address")
-    arguments = ["-m", "pytest", "-q", "-n0", __file__, "-k", "test_every_access_is_right"]
+    arguments = ["-m", "pytest", "-q", "-n0", __file__, "-k", "test_every_access_is_right", "--slow"]
     done = run_python(*arguments, TIM_EXT_EMULATION_BUILD="address", **build.address_environment())
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
     assert f"{len(CASES)} passed" in done.stdout

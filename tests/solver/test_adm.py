@@ -28,7 +28,7 @@ def assert_close(result, expected, atol):
 
 
 @given(problem=separable_problems())
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_float64_equals_the_reference(problem: Problem):
     expected = reference.adm(*problem.arguments, **problem.options)
     for form in FORMS:
@@ -46,10 +46,10 @@ def test_float64_equals_the_reference(problem: Problem):
     ],
 )
 def test_float32_is_as_exact_as_the_reference_in_float32(shots, queries, d):
-    features, labels, tasks = make_batch(range(9), shots=shots, queries=queries, d=d, noise=1.2)
+    features, labels, tasks = make_batch(range(6), shots=shots, queries=queries, d=d, noise=1.2)
     truth, plain = reference.adm(features, labels), reference.adm(features.float(), labels)
     good = [t for t, task in enumerate(tasks) if task.accuracy(truth.predictions[t]) > 0.6]
-    assert len(good) > 4  # else this test says nothing
+    assert len(good) > 3  # else this test says nothing
     query = labels[good] == -1
 
     def median_error(probs):

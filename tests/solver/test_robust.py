@@ -92,7 +92,7 @@ def test_distributed_decides_alike():
 
 @pytest.mark.parametrize("backend", BACKENDS[:2])  # the emulation is slow
 @given(problem=separable_problems())
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_smoothing_is_that_of_the_reference(backend, problem):
     options = {**problem.options, **ROBUST_OPTIONS, "smoothing": "auto", "iterations": 30}
     expected = reference.adm(*problem.arguments, **options)

@@ -47,7 +47,7 @@ def residual(features, labels, weights, **options):
 
 
 @given(problem=separable_problems())
-@settings(max_examples=15)
+@settings(max_examples=8)
 def test_the_residual_does_not_rise_at_the_end(problem):
     """Not that of any point that is kept; and that of the W which is returned is the last of them."""
     features, labels = problem.arguments

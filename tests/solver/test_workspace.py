@@ -23,6 +23,7 @@ print((peak() - before) / (K * d * 4))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["adm", "gd"])
 def test_a_large_w_is_not_copied_many_times(method):
     ended = run_script(SCRIPT, method)

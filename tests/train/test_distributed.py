@@ -175,6 +175,7 @@ def test_fewer_images_than_processes(data, tmp_path):
     assert run_together(arguments(data, tmp_path, length=length), 2) == [2, 2]
 
 
+@pytest.mark.slow
 def test_torchrun(data, tmp_path):
     """The real launcher: train on two processes, extract on two, both as on one."""
     length = [*LENGTHS["classes"], "--lr", "0.02"]
