@@ -80,8 +80,24 @@ if ! python=$(find_python "${pythons[0]}"); then
 fi
 oldest_torch=$("$python" -c "import runpy; print(*runpy.run_path('$root/tim_ext/version.py')['OLDEST_TORCH'], 0, sep='.')")
 "$python" -m venv "$work/oldest"
-"$work/oldest/bin/pip" install --quiet "torch==$oldest_torch" numpy & # the network, while the compiler works
-oldest_is_installed=$!
+
+# prepare NAME PYTHON: an environment with the newest torch, in the background, while the compiler works.
+declare -A prepared
+prepare() {
+  ("$2" -m venv "$work/$1" && borrow_torch "$work/$1" "$newest" "$(version_of "$newest" torch)") &
+  prepared[$1]=$!
+}
+"$work/oldest/bin/pip" install --quiet "torch==$oldest_torch" numpy &
+prepared[oldest]=$!
+others=()
+for version in "${pythons[@]:1}"; do
+  if python=$(find_python "$version"); then
+    prepare "$version" "$python" && others+=("$version")
+  else
+    say "Python $version is not installed: passed over"
+  fi
+done
+
 say "wheel"
 "$newest/bin/pip" wheel --quiet --no-deps --wheel-dir "$work/wheel" "$root"
 wheel=$(echo "$work"/wheel/*.whl)
@@ -89,18 +105,10 @@ say "$(basename "$wheel")"
 
 smoke_test "$newest"
 "$newest/bin/tim-ext" info
-wait "$oldest_is_installed"
-smoke_test "$work/oldest"
-rm -rf "$work/oldest"
-for version in "${pythons[@]:1}"; do
-  if ! python=$(find_python "$version"); then
-    say "Python $version is not installed: passed over"
-    continue
-  fi
-  "$python" -m venv "$work/$version"
-  borrow_torch "$work/$version" "$newest" "$(version_of "$newest" torch)"
+for version in "${others[@]}" oldest; do
+  wait "${prepared[$version]}"
   smoke_test "$work/$version"
-  if [ ${#torches[@]} -gt 0 ]; then
+  if [ "$version" != oldest ] && [ ${#torches[@]} -gt 0 ]; then
     borrow_torch "$work/$version" "$newest" "${torches[0]}.*"
     smoke_test "$work/$version"
     torches=("${torches[@]:1}")
