@@ -19,6 +19,7 @@ from tim_ext.reference import unit_length
 
 SOLVERS = {"adm": tim_ext.adm, "gd": tim_ext.gd, "robust": tim_ext.robust}
 SHOTS = (1, 2, 4, 8)
+IMAGES = (1, 2, 3, 4, 6)  # of each class, on the mean, in small pools
 
 
 def load(path: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -42,8 +43,12 @@ def pools(truth: Tensor, draws: int) -> Iterator[tuple[str, Tensor]]:
     for _ in range(4 * draws):
         present = torch.randperm(classes, generator=generator)[: classes // 2]
         yield "half missing", torch.isin(truth, present).nonzero()[:, 0]
-    for _ in range(4 * draws):
-        yield f"{classes} images", torch.randperm(len(truth), generator=generator)[:classes]
+    for per_class in IMAGES:
+        for _ in range(4 * draws):
+            yield (
+                f"{per_class} per class",
+                torch.randperm(len(truth), generator=generator)[: per_class * classes],
+            )
 
 
 def right(predictions: Tensor, truth: Tensor) -> float:
@@ -55,6 +60,9 @@ def names_alone(features: Tensor, texts: Tensor) -> dict[str, Tensor]:
     nobody = torch.full((len(features),), -1)
     z, t = unit_length(features), unit_length(texts)
     found = {"zero-shot": (z @ t.T).argmax(dim=1)}
+    found["nearest from the centres"] = tim_ext.adm(
+        features, nobody, class_vectors=texts, iterations=0
+    ).predictions
     found |= {
         name: solve(features, nobody, class_vectors=texts).predictions for name, solve in SOLVERS.items()
     }

@@ -4,7 +4,7 @@
 
 The file has images [M, H, W, 3] uint8 and labels [M]. Some of each class are written as PNG files and encoded
 as `tim-ext predict` does it; then, many times, some classes are drawn, a few images of each are labelled, and
-nearest prototype, TIM-ADM and TIM-GD label others. Prints accuracies, and what a confidence is worth.
+nearest prototype, TIM-ADM, TIM-GD and robust label others. Prints accuracies, and what a confidence is worth.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ METHODS = {  # --method of `tim-ext predict`, and hyper-parameters
     "nearest prototype": ("adm", {"iterations": 0}),
     "TIM-ADM": ("adm", {}),
     "TIM-GD": ("gd", {}),
+    "robust": ("robust", {}),
 }
 BANDS = (0.0, 0.5, 0.9, 0.99, 1.01)  # of confidence
 
@@ -84,9 +85,9 @@ def main() -> None:
         for _ in range(options.draws):
             known, found, classes, truth = draw(rng, labels, options.ways, shots, options.queries)
             for name, (method, hyper) in METHODS.items():
-                probs = solve(method, features[known], classes, features[found], hyper)
+                probs, sure = solve(method, features[known], classes, features[found], hyper)
                 right.setdefault((shots, name), []).append(probs.argmax(axis=1) == truth.numpy())
-                confidence.setdefault((shots, name), []).append(probs.max(axis=1))
+                confidence.setdefault((shots, name), []).append(sure)
     print(f"{options.ways} classes, {options.queries} images of each to label, {options.draws} draws")
     for (shots, name), hits in right.items():
         percent = [100 * part.mean() for part in hits]

@@ -25,9 +25,14 @@
 //   class_prior [sum_t K_t] float64, on the CPU: class proportions expected among the queries, if known
 //   weights   [sum_t K_t, d] of the type that features compute in (float32 for half types): the first W, where it is not the
 //             prototypes; such tasks are solved in the primal form
+//   sample_weight [R] of that type, finite and >= 0: of every query in every sum over the queries, |Q| being their sum; what
+//             stands at other samples is not read
+//   sample_log_prior [sum_t N_t K_t] of that type, finite and <= 0, the largest of a sample 0: log prior_ik, laid out as
+//             probs; read at queries alone
+//   sample_prior_weight: lam_0 > 0 of those priors
 //
 // Results are flat in the same order: probs [sum_t N_t K_t], weights [sum_t K_t, d], proportions [sum_t K_t], the mean
-// of p over the queries of each task. The caller passes those sizes (so that shapes never depend on data); 0 means "not
+// of p over the queries of each task. history [T, iterations + 1 or 0, 3], or 4 with sample_log_prior. The caller passes those sizes (so that shapes never depend on data); 0 means "not
 // wanted". marginal_weights [T] are those of the last iterations: without a marginal_weight each task decides its own, without
 // smoothing its reach, and without relaxation its steps. With roots, a task none of whose features is negative is solved on their square roots (CPU only).
 // `status` [T, 3] says whether a task was refused: (code, position in the task, value), code 0 = fine;
@@ -42,7 +47,8 @@ STABLE_TORCH_LIBRARY(tim_ext, m) {
       "float? smoothing, float? relaxation, "
       "int iterations, float tol, bool normalize, str form, "
       "SymInt probs_size, SymInt weights_rows, SymInt proportions_size, bool history, "
-      "Tensor? class_prior=None, bool roots=False, Tensor? weights=None) -> "
+      "Tensor? class_prior=None, bool roots=False, Tensor? weights=None, "
+      "Tensor? sample_weight=None, Tensor? sample_log_prior=None, float sample_prior_weight=0.0) -> "
       "(Tensor probs, Tensor predictions, Tensor weights, Tensor iterations, Tensor history, "
       "Tensor proportions, Tensor marginal_weights, Tensor status)");
 
@@ -51,7 +57,8 @@ STABLE_TORCH_LIBRARY(tim_ext, m) {
       "float lam, float alpha, float temperature, float marginal_weight, float entropy_order, "
       "int iterations, float lr, float adam_beta1, float adam_beta2, float eps, float tol, "
       "bool normalize, SymInt probs_size, SymInt weights_rows, SymInt proportions_size, bool history, "
-      "Tensor? class_prior=None, Tensor? weights=None) -> "
+      "Tensor? class_prior=None, Tensor? weights=None, "
+      "Tensor? sample_weight=None, Tensor? sample_log_prior=None, float sample_prior_weight=0.0) -> "
       "(Tensor probs, Tensor predictions, Tensor weights, Tensor iterations, Tensor history, "
       "Tensor proportions, Tensor marginal_weights, Tensor status)");
 

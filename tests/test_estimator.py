@@ -141,11 +141,25 @@ def test_fit_is_the_solver(method, arguments, dtype) -> None:
 def test_defaults_are_those_of_the_solvers() -> None:
     defaults = TIMClassifier().get_params()
     assert (defaults.pop("method"), defaults.pop("normalize")) == ("robust", True)
+    assert defaults.pop("confidence") is False
     assert set(defaults.values()) == {None}
     assert set(defaults) - {"class_prior"} <= set(ADM.CHECKS) | set(GD.CHECKS)
     _, X, y = task()
     ran = {method: TIMClassifier(method).fit(X, y).n_iter_ for method in PRESETS}
     assert ran == {"robust": 100, "adm": 150, "gd": 1000, "alpha-tim": 1000}
+
+
+@pytest.mark.parametrize("method", ["robust", "adm"])
+def test_confidences(method: str) -> None:
+    made, X, y = task()
+    assert not hasattr(TIMClassifier(method).fit(X, y), "confidences_")
+    model = TIMClassifier(method, confidence=True).fit(X, y)
+    solve = PRESETS[method].solve
+    expected = solve(X, made.labels, outputs=("confidence",)).confidence
+    assert np.array_equal(model.confidences_, expected.numpy())
+    assert np.array_equal(model.weights_, TIMClassifier(method).fit(X, y).weights_)
+    with pytest.raises(TypeError, match=r"confidence: expected True or False, got int 2"):
+        TIMClassifier(confidence=2).fit(X, y)  # type: ignore[arg-type]
 
 
 def test_without_unlabelled_samples_it_is_the_nearest_prototype() -> None:

@@ -29,6 +29,9 @@ def test_digits(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     [
         "docs/gd.md",
         "docs/robust.md",
+        "docs/outliers.md",
+        "docs/samples.md",
+        "docs/confidence.md",
         pytest.param("docs/estimator.md", marks=pytest.mark.slow),
         "docs/scale.md",
         "README.md",
@@ -44,12 +47,38 @@ def test_the_python_of_a_page_runs(page: str) -> None:
         assert names["loss"].item() < -1.5  # log 5 is 1.609
 
 
-def real_features():
-    """benchmarks/real_features.py; it lies outside the package."""
-    spec = importlib.util.spec_from_file_location("real_features", ROOT / "benchmarks/real_features.py")
+def benchmark(name: str):
+    """benchmarks/NAME.py; it lies outside the package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"benchmarks/{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def real_features():
+    return benchmark("real_features")
+
+
+def test_foreign(tmp_path, capsys, monkeypatch) -> None:
+    files = []
+    for name, d in (("a", 16), ("b", 16), ("c", 24)):
+        classes = torch.arange(8 * 25) % 8
+        noise = torch.randn(len(classes), d, generator=torch.Generator().manual_seed(d), dtype=torch.float64)
+        features = class_means(8, d, torch.Generator().manual_seed(ord(name)))[classes] + 0.25 * noise
+        np.savez(tmp_path / f"{name}.npz", features=features.numpy(), labels=classes.numpy())
+        files.append(f"{name}={tmp_path}/{name}.npz")
+    monkeypatch.setattr(sys, "argv", ["foreign", *files, "--tasks", "2", "--ways", "3"])
+    benchmark("foreign").main()
+    printed = capsys.readouterr().out
+    aurocs = re.findall(
+        r"^\| ([abc]) \| other (classes|set) \| [15] \|.* ([\d.]+) \| [+-]", printed, re.MULTILINE
+    )
+    assert [row[:2] for row in aurocs[::2]] == [
+        ("a", "classes"), ("a", "set"), ("b", "classes"), ("b", "set"), ("c", "classes"),
+    ]  # fmt: skip
+    assert min(float(row[2]) for row in aurocs) > 70
+    assert len(re.findall(r"^\| `(adm|robust)` \| (equal|Dirichlet) \| [15] \|", printed, re.MULTILINE)) == 8
+    assert "\n| c | 24 | " in printed
 
 
 def test_real_features(tmp_path, capsys, monkeypatch) -> None:

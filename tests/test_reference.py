@@ -23,10 +23,13 @@ def probabilities(z, w, tau):
     return p
 
 
-def adm_by_scalars(z, labels, classes, lam, alpha, beta, tau, m, iterations):
+def adm_by_scalars(z, labels, classes, lam, alpha, beta, tau, m, iterations, v=None, prior=None, lam_0=0.0):
+    """v [N] weighs the queries; prior [N, K] of rows whose largest value is 1"""
+    v = np.ones(len(z)) if v is None else v
+    prior = np.ones((len(z), classes)) if prior is None else prior
     S = [i for i in range(len(z)) if labels[i] >= 0]
     Q = [i for i in range(len(z)) if labels[i] == -1]
-    d = len(z[0])
+    d, size = len(z[0]), sum(v[i] for i in Q)
     w = np.zeros((classes, d))
     for k in range(classes):
         members = [i for i in S if labels[i] == k]
@@ -36,25 +39,27 @@ def adm_by_scalars(z, labels, classes, lam, alpha, beta, tau, m, iterations):
     for t in range(iterations + 1):
         p = probabilities(z, w, tau)
         cross_entropy = -sum(math.log(p[i][labels[i]]) for i in S) / len(S)
-        phat = [sum(p[i][k] for i in Q) / len(Q) for k in range(classes)]
+        phat = [sum(v[i] * p[i][k] for i in Q) / size for k in range(classes)]
         marginal = -sum(value * math.log(value) for value in phat)
-        conditional = -sum(p[i][k] * math.log(p[i][k]) for i in Q for k in range(classes)) / len(Q)
-        losses.append(lam * cross_entropy - m * marginal + alpha * conditional)
+        pairs = [(i, k) for i in Q for k in range(classes)]
+        conditional = -sum(v[i] * p[i][k] * math.log(p[i][k]) for i, k in pairs) / size
+        with_prior = -sum(v[i] * p[i][k] * math.log(prior[i][k]) for i, k in pairs) / size
+        losses.append(lam * cross_entropy - m * marginal + alpha * conditional + lam_0 * with_prior)
         if t == iterations:
             return p, w, losses
-        q = np.zeros_like(p)
+        q, r = np.zeros_like(p), p ** (1 + alpha / beta) * prior ** (lam_0 / beta)
         for i in Q:
             for k in range(classes):
-                total = sum(p[n][k] ** (1 + alpha / beta) for n in Q)
-                q[i][k] = p[i][k] ** (1 + alpha / beta) / total ** (m / (m + beta))
+                total = sum(v[n] * r[n][k] for n in Q)
+                q[i][k] = r[i][k] / total ** (m / (m + beta))
             q[i] /= sum(q[i])
-        c_s, c_q = lam / (beta + alpha), len(S) / len(Q)
+        c_s, c_q = lam / (beta + alpha), len(S) / size
         new = np.zeros_like(w)
         for k in range(classes):
-            below = c_s * sum(labels[i] == k for i in S) + c_q * sum(q[i][k] for i in Q)
+            below = c_s * sum(labels[i] == k for i in S) + c_q * sum(v[i] * q[i][k] for i in Q)
             for j in range(d):
                 support = sum((labels[i] == k) * z[i][j] + p[i][k] * (w[k][j] - z[i][j]) for i in S)
-                query = sum(q[i][k] * z[i][j] + p[i][k] * (w[k][j] - z[i][j]) for i in Q)
+                query = sum(v[i] * (q[i][k] * z[i][j] + p[i][k] * (w[k][j] - z[i][j])) for i in Q)
                 new[k][j] = (c_s * support + c_q * query) / below
         w = new
 
@@ -71,11 +76,19 @@ PAPER = {"lam": 0.1, "alpha": 0.1, "beta": 1.0, "temperature": 15.0, "marginal_w
         ((1, 2, 2, 1), 9, 6, 5, {"marginal_weight": 0.0}),
         ((1, 2, 2, 1), 9, 6, 5, {"marginal_weight": 0.3}),
         ((3, 3), 4, 5, 5, {"alpha": 0.0}),
+        ((1, 2, 2, 1), 9, 6, 5, {"sample_prior_weight": 0.6, "beta": 0.7, "alpha": 0.3}),
     ],
 )
 def test_equals_scalar_loops(shots, queries, d, iterations, changed):
     task = make_task(3, shots, queries, d, noise=0.8)
     options = PAPER | changed
+    given = {}
+    if "sample_prior_weight" in options:
+        generator = torch.Generator().manual_seed(0)
+        shape = len(task.labels), len(shots)
+        given["sample_weight"] = torch.rand(shape[0], generator=generator, dtype=torch.float64)
+        prior = torch.rand(shape, generator=generator, dtype=torch.float64)
+        given["sample_prior"] = prior / prior.amax(dim=1, keepdim=True)
     p, w, losses = adm_by_scalars(
         task.features.numpy(),
         task.labels.tolist(),
@@ -86,7 +99,10 @@ def test_equals_scalar_loops(shots, queries, d, iterations, changed):
         options["temperature"],
         options["marginal_weight"],
         iterations,
+        *(tensor.numpy() for tensor in given.values()),
+        lam_0=options.get("sample_prior_weight", 0.0),
     )
+    options |= given
     result = reference.adm(
         task.features, task.labels, normalize=False, iterations=iterations, history=True, **options
     )

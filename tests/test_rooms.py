@@ -32,8 +32,9 @@ TOGETHER = {"solver", "reference", "transforms"}
 OUTSIDE = ("__main__", "examples")  # use the package as its users do
 # what only an extra brings, or the tests
 EXTRAS = {
-    "PIL", "easyfsl", "efficientnet_lite_pytorch", "faiss", "hypothesis", "matplotlib", "pandas", "pyarrow",
-    "pytest", "safetensors", "scipy", "sklearn", "tensorboard", "torchvision", "tqdm",
+    "PIL", "easyfsl", "efficientnet_lite_pytorch", "faiss", "hypothesis", "matplotlib", "open_clip",
+    "pandas", "pyarrow", "pytest", "safetensors", "scipy", "sklearn", "tensorboard", "torchvision", "tqdm",
+    "transformers",
 }  # fmt: skip
 
 

@@ -15,8 +15,9 @@ from torch import Tensor
 from . import reference
 from .errors import require
 from .solver.extension import Extension, extend
+from .solver.graph import smoothing_reach
 from .solver.inputs import PADDING, QUERY
-from .solver.params import AdmParams, TimParams
+from .solver.params import OUTPUTS, AdmParams, TimParams, check_flag
 from .solver.presets import PRESETS, with_defaults
 from .solver.renames import renamed
 from .solver.roots import LEAST
@@ -61,12 +62,15 @@ class TIMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
         lr: step size of Adam; of "gd" and "alpha-tim".
         iterations: number of updates; 0 gives the prototypes.
         tol: stop when no probability moved by more than this in an update; 0 runs all iterations.
+        confidence: also estimate `confidences_`; takes five solves of "robust" more.
 
     Attributes:
         classes_: [K], the classes of `y` without -1, sorted.
         transduction_: [N], the class of each sample of `fit`: the argmax of `label_distributions_`. As in
             scikit-learn's LabelSpreading, a labelled sample may get another class than its own.
         label_distributions_: [N, K], the probabilities of each sample of `fit`, columns as in `classes_`.
+        confidences_: [N], with `confidence`: the probability that `transduction_` is right, which the largest
+            of `label_distributions_` is not; of a labelled sample 1, or 0 where it got another class.
         weights_: [K, d], the classifier W: one point per class; with smoothing ("robust") among the smoothed
             samples.
         proportions_: [K], the mean of the probabilities of the unlabelled samples; 0 without any.
@@ -90,6 +94,7 @@ class TIMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
     classes_: Array
     transduction_: Array
     label_distributions_: Array
+    confidences_: Array
     weights_: Array
     proportions_: Array
     n_iter_: int
@@ -112,6 +117,7 @@ class TIMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
         lr: float | None = None,
         iterations: int | None = None,
         tol: float | None = None,
+        confidence: bool = False,
     ) -> None:
         self.method = method
         self.normalize = normalize
@@ -127,6 +133,7 @@ class TIMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
         self.lr = lr
         self.iterations = iterations
         self.tol = tol
+        self.confidence = confidence
 
     def fit(self, X: Any, y: Any) -> TIMClassifier:
         """Labels the unlabelled samples.
@@ -157,12 +164,15 @@ class TIMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
         task = {"normalize": self.normalize, "class_prior": self.class_prior}
         preset = PRESETS[self.method]
         solve: Callable[..., Any] = preset.solve
-        result = solve(X, labels, **task, **given)
+        outputs = (*OUTPUTS, "confidence") if check_flag("confidence", self.confidence) else OUTPUTS
+        result = solve(X, labels, **task, outputs=outputs, **given)
         params = replace(preset.defaults, **given)
         self._of_new = OfNew.make(X, self.method, self.normalize, params, len(numbers), len(classes))
         self.classes_ = classes
         self.label_distributions_ = result.probs.numpy()
         self.transduction_ = classes[result.predictions.numpy()]
+        if result.confidence is not None:
+            self.confidences_ = result.confidence.numpy()
         self.weights_ = result.weights.numpy()
         self.proportions_ = result.proportions.numpy()
         self.n_iter_ = int(result.iterations)
@@ -216,7 +226,7 @@ class TIMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sc
             raise ValueError(f"method: expected one of {expected}, got {self.method!r}")
         checks = PRESETS[self.method].defaults.CHECKS
         given = {name: value for name, value in self.get_params(deep=False).items() if value is not None}
-        for name in ("method", "normalize", "class_prior"):
+        for name in ("method", "normalize", "class_prior", "confidence"):
             given.pop(name, None)
         for name, value in given.items():
             if name not in checks:
@@ -243,7 +253,7 @@ class OfNew(NamedTuple):
         of_new = cls(roots, normalize, params.temperature, None)
         if not isinstance(params, AdmParams) or params.smoothing == 0:
             return of_new
-        reach = reference.smoothing_reach(params.smoothing, support, len(X), num_classes)
+        reach = smoothing_reach(params.smoothing, support, len(X), num_classes)
         z, _ = of_new.prepare(torch.from_numpy(X))
         return of_new._replace(extension=extend(z, num_classes, reach))
 

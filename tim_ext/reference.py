@@ -4,14 +4,15 @@ Same signatures, same checks and same results as `tim_ext.adm` and `tim_ext.gd`,
 any device and without the native library. In float64 it is the truth of the tests.
 
 Symbols: S support, Q query, z [N, d] features, w [K, d] weights, p [N, K] probabilities, y one-hot labels on
-S, q assignments on Q, m the marginal weight. Probabilities are kept as logarithms: nothing underflows and no
-epsilon is needed.
+S, q assignments on Q, m the marginal weight; v [N] sample weights on Q, 1 without any, and 0 on S, so that
+|Q| = sum_i v_i and a mean over Q is sum_i v_i (..)_i / |Q|. Probabilities are kept as logarithms: nothing
+underflows and no epsilon is needed.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from inspect import signature
 from typing import Any, TypeVar
 
@@ -19,17 +20,22 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from .solver.batch import make_result, refuse
+from .solver.batch import Batch, Inputs, make_result, refuse
 from .solver.class_vectors import batch_of
+from .solver.confidence import confidences
+from .solver.graph import neighbour_count, smoothing_reach
 from .solver.inputs import PADDING, QUERY
+from .solver.outliers import PARAMS, needs_outliers, solve_with_outliers
 from .solver.params import (
     ADM,
     AUTO,
     CLASS_VECTOR_WEIGHT,
     DECIDED_AFTER,
     GD,
+    KNOWN_OUTPUTS,
     OUTPUTS,
     ROBUST,
+    SAMPLE_PRIOR_WEIGHT,
     UNDECIDED_MARGINAL,
     AdmParams,
     GdParams,
@@ -44,7 +50,7 @@ from .solver.roots import with_roots
 from .solver.steps import StepControl
 
 Params = TypeVar("Params", bound=TimParams)
-# p [N, K], w [K, d], iterations run, loss terms [iterations + 1, 3], marginal weight
+# p [N, K], w [K, d], iterations run, loss terms [iterations + 1, 3 or 4], marginal weight
 Solution = tuple[Tensor, Tensor, int, Tensor, float]
 
 
@@ -65,6 +71,9 @@ def adm(
     weights: Any = None,
     class_vectors: Any = None,
     class_vector_weight: int = CLASS_VECTOR_WEIGHT,
+    sample_weight: Any = None,
+    sample_prior: Any = None,
+    sample_prior_weight: float | str = SAMPLE_PRIOR_WEIGHT,
     smoothing: float | str = ADM.smoothing,
     relaxation: float | str = ADM.relaxation,
     iterations: int = ADM.iterations,
@@ -104,6 +113,9 @@ def gd(
     weights: Any = None,
     class_vectors: Any = None,
     class_vector_weight: int = CLASS_VECTOR_WEIGHT,
+    sample_weight: Any = None,
+    sample_prior: Any = None,
+    sample_prior_weight: float | str = SAMPLE_PRIOR_WEIGHT,
     iterations: int = GD.iterations,
     lr: float = GD.lr,
     betas: tuple[float, float] = GD.betas,
@@ -117,85 +129,95 @@ def gd(
 
 
 def _solve(
-    solve: Callable[[Tensor, Tensor, int, Tensor | None, Tensor | None, Params], Solution],
+    solve: Callable[[Tensor, Tensor, int, Inputs, Params], Solution],
     defaults: Params,
     given: dict[str, Any],  # the arguments of `adm` or `gd`, by name
     roots: bool = False,
 ) -> Result:
     params = defaults.given(given)
     check_form_with_weights(params, given["weights"])
-    outputs = check_outputs(given["outputs"])
+    outputs = check_outputs(given["outputs"], KNOWN_OUTPUTS)
     batch = batch_of(given)
-    if roots:
-        batch = with_roots(batch)
-    tasks = list(batch.tasks())
-    starts = batch.first_weights()
+    if needs_outliers(outputs, given):
+        again = partial(_solve, solve, defaults, roots=roots)
+        return solve_with_outliers(batch, outputs, given, _weights, again)
+    found = _solve_all(solve, with_roots(batch) if roots else batch, params, given["normalize"])
+    if not given["history"]:
+        found["history"] = found["history"][:, :0]
+    confidence = confidences(batch, found["predictions"], judge) if "confidence" in outputs else None
+    return make_result(batch, params, outputs, **found, confidence=confidence)
+
+
+def _solve_all(
+    solve: Callable[[Tensor, Tensor, int, Inputs, Params], Solution],
+    batch: Batch,
+    params: Params,
+    normalize: bool,
+) -> dict[str, Tensor]:
+    """What `make_result` takes, by its names."""
+    tasks, inputs = list(batch.tasks()), list(batch.inputs())
     for t, (rows, labels, count) in enumerate(tasks):
-        code, position, value = find_problem(batch.features, rows, labels, count, starts[t])
+        code, position, value = find_problem(batch.features, rows, labels, count, inputs[t].weights)
         if code:
             refuse(batch, t, code, position, value)
 
     dtype = torch.float64 if batch.features.dtype == torch.float64 else torch.float32
-    probs, predictions, weights, counts, terms, proportions, marginals = [], [], [], [], [], [], []
-    for (rows, labels, count), prior, first in zip(tasks, batch.priors(), starts, strict=True):
+    solved = []
+    for (rows, labels, count), its in zip(tasks, inputs, strict=True):
         used = labels != PADDING
         z = batch.features[rows[used]].to(dtype)  # [N, d]
-        if given["normalize"]:
-            z = unit_length(z)
-        prior = None if prior is None else prior.to(z)
-        p, w, ran, task_terms, m = solve(z, labels[used], count, prior, first, params)
-        probs.append(p.new_zeros(len(used), count).index_put_((used,), p).flatten())
-        predictions.append(torch.full_like(labels, PADDING).index_put_((used,), p.argmax(dim=1)))
-        weights.append(w)
-        counts.append(ran)
-        terms.append(task_terms)
-        proportions.append(phat(p, labels[used] == QUERY))
-        marginals.append(m)
-    history_terms = torch.stack(terms) if given["history"] else probs[0].new_empty(len(tasks), 0, 3)
-    ran_all = torch.tensor(counts, device=batch.labels.device)
-    return make_result(
-        batch,
-        params,
-        outputs,
-        probs=torch.cat(probs),
-        predictions=torch.cat(predictions),
-        weights=torch.cat(weights),
-        iterations=ran_all,
-        history=history_terms,
-        proportions=torch.cat(proportions),
-        marginal_weights=probs[0].new_tensor(marginals),
-    )
+        its = its.of_samples(used, z)
+        p, w, ran, terms, m = solve(unit_length(z) if normalize else z, labels[used], count, its, params)
+        probs = p.new_zeros(len(used), count).index_put_((used,), p).flatten()
+        predictions = torch.full_like(labels, PADDING).index_put_((used,), p.argmax(dim=1))
+        shared = phat(p, its.sample_weight)
+        solved.append(
+            (probs, predictions, w, labels.new_tensor([ran]), terms[None], shared, p.new_tensor([m]))
+        )
+    names = ("probs", "predictions", "weights", "iterations", "history", "proportions", "marginal_weights")
+    return {name: torch.cat(of) for name, of in zip(names, zip(*solved, strict=True), strict=True)}
+
+
+def judge(batch: Batch) -> tuple[Tensor, Tensor]:
+    """p of every sample and the marginal weights by `robust`, for `confidences`."""
+    found = _solve_all(solve_adm, with_roots(batch), ROBUST, normalize=True)
+    return found["probs"], found["marginal_weights"]
+
+
+def _weights(batch: Batch) -> Tensor:
+    """[sum K_t, d] of the samples as they are, by the steps of `robust`, for the outlier scores."""
+    return _solve_all(solve_adm, batch, PARAMS, normalize=False)["weights"]
 
 
 # One task without padding -------------------------------------------------------------------------
 
 
-def solve_adm(
-    z: Tensor, labels: Tensor, num_classes: int, prior: Tensor | None, first: Tensor | None, params: AdmParams
-) -> Solution:
+def solve_adm(z: Tensor, labels: Tensor, num_classes: int, its: Inputs, params: AdmParams) -> Solution:
+    prior, log_prior, lam_0 = its.class_prior, its.sample_log_prior, its.sample_prior_weight
     support, query = labels >= 0, labels == QUERY
-    c = z.new_zeros(len(z))  # [N]
-    c[support] = params.lam / (params.beta + params.alpha)  # cS = lam / (beta + alpha)
-    c[query] = int(support.sum()) / max(int(query.sum()), 1)  # cQ = |S| / |Q|
+    v = its.sample_weight  # [N]
+    # c_i = cS = lam / (beta + alpha) on S, cQ v_i = |S| / |Q| v_i on Q: [N]
+    c = params.lam / (params.beta + params.alpha) * support.to(z) + int(support.sum()) * shares(v)
     a = one_hot_rows(labels, num_classes).to(z)  # [N, K]  assignments: y_ik on S, q_ik on Q
-    terms = z.new_full((params.iterations + 1, 3), torch.nan)
+    terms = z.new_full((params.iterations + 1, 3 if log_prior is None else 4), torch.nan)
     shots = int(support.sum()) / num_classes
     decides = params.marginal_weight == AUTO
     m = UNDECIDED_MARGINAL if decides else float(params.marginal_weight)
 
     z = smooth(z, num_classes, smoothing_reach(params.smoothing, int(support.sum()), len(z), num_classes))
-    w = prototypes(z, a) if first is None else first
+    w = prototypes(z, a) if its.weights is None else its.weights
     steps = StepControl(params.iterations, len(z), decides) if params.relaxation == AUTO else None
     before = torch.zeros_like(w)  # the residual of the point before
     log_p = log_distance_softmax(z, w, params.temperature)
-    terms[0] = loss_terms(log_p, a, support, query, prior)
+    terms[0] = loss_terms(log_p, a, support, v, prior, log_prior=log_prior)
 
     ran = 0
-    while ran < params.iterations and query.any():
+    while ran < params.iterations and v.any():
         if decides and ran in (0, DECIDED_AFTER):
-            m = decided_marginal_weight(phat(log_p.exp(), query), prior, shots)
+            m = decided_marginal_weight(phat(log_p.exp(), v), prior, shots)
             m = m if ran else min(m, UNDECIDED_MARGINAL)
-        a[query] = q_update(log_p[query], alpha=params.alpha, beta=params.beta, m=m, prior=prior)
+        known = None if log_prior is None else log_prior[query]
+        a[query] = q_update(log_p[query], params.alpha, params.beta, m, prior, v[query], known, lam_0)
         residual = w_update(z, w, log_p.exp(), a, c) - w  # F(W) - W
         if steps is None:
             w = w + float(params.relaxation) * residual
@@ -205,7 +227,7 @@ def solve_adm(
             w = w + factor * before
         ran += 1
         old_log_p, log_p = log_p, log_distance_softmax(z, w, params.temperature)
-        terms[ran] = loss_terms(log_p, a, support, query, prior)
+        terms[ran] = loss_terms(log_p, a, support, v, prior, log_prior=log_prior)
         if stops(log_p, old_log_p, params.tol) and not (decides and ran <= DECIDED_AFTER):
             break
     return log_p.exp(), w, ran, terms, m
@@ -213,28 +235,26 @@ def solve_adm(
 
 @torch.inference_mode(False)  # here a gradient is wanted, whatever the caller's mode
 @torch.enable_grad()
-def solve_gd(
-    z: Tensor, labels: Tensor, num_classes: int, prior: Tensor | None, first: Tensor | None, params: GdParams
-) -> Solution:
+def solve_gd(z: Tensor, labels: Tensor, num_classes: int, its: Inputs, params: GdParams) -> Solution:
     z = z.clone()  # autograd takes no tensor made in inference mode
-    support, query = labels >= 0, labels == QUERY
+    v, log_prior = its.sample_weight, its.sample_log_prior  # [N], [N, K]
     y = one_hot_rows(labels, num_classes).to(z)  # [N, K]
-    terms = z.new_full((params.iterations + 1, 3), torch.nan)
+    terms = z.new_full((params.iterations + 1, 3 if log_prior is None else 4), torch.nan)
 
-    w = (prototypes(z, y) if first is None else first.clone()).requires_grad_()
+    w = (prototypes(z, y) if its.weights is None else its.weights.clone()).requires_grad_()
     adam = torch.optim.Adam([w], lr=params.lr, betas=params.betas, eps=params.eps)
     log_p = log_distance_softmax(z, w, params.temperature)
-    now = loss_terms(log_p, y, support, query, prior, params.entropy_order)
+    now = loss_terms(log_p, y, labels >= 0, v, its.class_prior, params.entropy_order, log_prior)
     terms[0] = now.detach()
 
     ran = 0
-    while ran < params.iterations and query.any():
-        (w.grad,) = torch.autograd.grad(loss(now, params), w)  # dL/dW
+    while ran < params.iterations and v.any():
+        (w.grad,) = torch.autograd.grad(loss(now, params, its.sample_prior_weight), w)  # dL/dW
         with torch.device("cpu"):  # for its step counter
             adam.step()  # W(t) from W(t - 1)
         ran += 1
         old_log_p, log_p = log_p, log_distance_softmax(z, w, params.temperature)
-        now = loss_terms(log_p, y, support, query, prior, params.entropy_order)
+        now = loss_terms(log_p, y, labels >= 0, v, its.class_prior, params.entropy_order, log_prior)
         terms[ran] = now.detach()
         if stops(log_p, old_log_p, params.tol):
             break
@@ -267,22 +287,6 @@ def smooth(z: Tensor, num_classes: int, reach: float) -> Tensor:
     return length * unit_length(y)
 
 
-def smoothing_reach(smoothing: float | str, support: int, samples: int, num_classes: int) -> float:
-    """r; "auto": 0.7 s^-0.2 with s support samples per class; with n > 100 samples per class in all longer,
-    1 - r = (1 - 0.7 s^-0.2) (100 / n)^1/2, but at most 0.9
-    """
-    if smoothing != AUTO:
-        return float(smoothing)
-    reach: float = 0.7 * (support / num_classes) ** -0.2
-    longer = 1 - (1 - reach) * math.sqrt(100 / max(samples / num_classes, 100))
-    return max(reach, min(longer, 0.9))
-
-
-def neighbour_count(samples: int, num_classes: int) -> int:
-    """k = N / 2K, rounded, 3 to 10; all others of a task that has fewer"""
-    return min(max(3, min(10, (samples + num_classes) // (2 * num_classes))), samples - 1)
-
-
 def neighbour_graph(z: Tensor, nearest: int) -> Tensor:
     """a_ij = (b_ij + b_ji) / 2,  b_ij = max(0, cos(z_i - mean, z_j - mean))^3 to the nearest, 0 to the others
 
@@ -297,9 +301,15 @@ def neighbour_graph(z: Tensor, nearest: int) -> Tensor:
     return (b + b.T) / 2
 
 
-def phat(p: Tensor, query: Tensor) -> Tensor:
+def shares(v: Tensor) -> Tensor:
+    """v_i / |Q|, or 0 if nothing weighs: [N]"""
+    total = v.sum()
+    return v / torch.where(total > 0, total, 1)
+
+
+def phat(p: Tensor, v: Tensor) -> Tensor:
     """phat_k = mean over Q of p_ik; 0 without queries: [K]"""
-    return p[query].sum(dim=0) / max(int(query.sum()), 1)
+    return shares(v.to(p)) @ p
 
 
 def decided_marginal_weight(proportions: Tensor, prior: Tensor | None, shots: float) -> float:
@@ -338,28 +348,44 @@ def stops(log_p: Tensor, old_log_p: Tensor, tol: float) -> bool:
     return tol > 0 and bool((log_p.exp() - old_log_p.exp()).abs().max() <= tol)
 
 
-def q_update(log_p: Tensor, alpha: float, beta: float, m: float, prior: Tensor | None = None) -> Tensor:
-    """q_ik proportional over k to p_ik^e (prior_k / sum over Q of p_ik^e)^(m/(m + beta)),  e = 1 + alpha/beta
+def q_update(
+    log_p: Tensor,  # [Q, K]
+    alpha: float,
+    beta: float,
+    m: float,
+    prior: Tensor | None = None,  # [K]
+    v: Tensor | None = None,  # [Q]
+    log_prior: Tensor | None = None,  # [Q, K]
+    lam_0: float = 0.0,
+) -> Tensor:
+    """q_ik proportional over k to r_ik (prior_k / sum over Q of v_i r_ik)^(m/(m + beta)),
+    r_ik = p_ik^(1 + alpha/beta) prior_ik^(lam_0/beta)
 
-    With qhat_k = mean over Q of q_ik, q minimises
+    prior_k is the class prior, prior_ik that of a sample. With qhat_k = mean over Q of q_ik, q minimises
 
-        m sum_k qhat_k log(qhat_k / prior_k) - alpha mean_Q sum_k q_ik log p_ik + beta mean_Q KL(q_i || p_i)
+        m sum_k qhat_k log(qhat_k / prior_k) - alpha mean_Q sum_k q_ik log p_ik
+            + beta mean_Q KL(q_i || p_i) - lam_0 mean_Q sum_k q_ik log prior_ik
 
-    whose derivative in q_ik is 0, up to a number n_i per sample that makes q_i sum to 1, where
+    The last three are beta mean_Q sum_k q_ik log(q_ik / r_ik). The derivative in q_ik is 0, up to a number
+    n_i per sample that makes q_i sum to 1, where
 
-        q_ik = n_i p_ik^e (qhat_k / prior_k)^(-m/beta).
+        q_ik = n_i r_ik (qhat_k / prior_k)^(-m/beta).
 
     Its mean over Q, with every n_i = n as the paper takes them, is solved for qhat:
 
-        (qhat_k / prior_k)^((m + beta)/beta) = n mean_Q p_ik^e / prior_k
-        q_ik = n_i p_ik^e (n mean_Q p_ik^e / prior_k)^(-m/(m + beta)).
+        (qhat_k / prior_k)^((m + beta)/beta) = n mean_Q r_ik / prior_k
+        q_ik = n_i r_ik (n mean_Q r_ik / prior_k)^(-m/(m + beta)).
 
-    A constant prior cancels, which leaves the update of the paper.
+    A constant prior cancels, which leaves the update of the paper. A factor of prior_i is part of n_i: with a
+    largest prior_ik of 1, equal ones are nothing known. Not lam_0 KL(q_i || prior_i), whose other half,
+    -lam_0 H(q_i), undoes alpha: the power of p_ik would be (alpha + beta)/(beta + lam_0), and beyond
+    lam_0 = alpha each iteration would leave q softer than p.
     """
-    log_power = (1 + alpha / beta) * log_p  # [Q, K]
-    log_total = log_power.logsumexp(dim=0)  # [K]
-    log_prior = 0 if prior is None else prior.log()
-    return (log_power + m / (m + beta) * (log_prior - log_total)).softmax(dim=1)
+    known = 0 if log_prior is None else lam_0 / beta * log_prior
+    log_r = (1 + alpha / beta) * log_p + known  # [Q, K]
+    log_total = (log_r if v is None else log_r + v.log()[:, None]).logsumexp(dim=0)  # [K]
+    log_class = 0 if prior is None else prior.log()
+    return (log_r + m / (m + beta) * (log_class - log_total)).softmax(dim=1)
 
 
 def w_update(z: Tensor, w: Tensor, p: Tensor, a: Tensor, c: Tensor) -> Tensor:
@@ -380,29 +406,37 @@ def inner(a: Tensor, b: Tensor) -> float:
     return float(((a - a.mean(dim=0)) * (b - b.mean(dim=0))).sum())
 
 
-def loss(terms: Tensor, params: GdParams) -> Tensor:
-    """L = lam * CE - m * M + alpha * H"""
-    cross_entropy, marginal, conditional = terms.unbind()
-    return params.lam * cross_entropy - params.marginal_weight * marginal + params.alpha * conditional
+def loss(terms: Tensor, params: GdParams, lam_0: float = 0.0) -> Tensor:
+    """L = lam * CE - m * M + alpha * H + lam_0 * D"""
+    cross_entropy, marginal, conditional, *with_priors = terms.unbind()
+    loss = params.lam * cross_entropy - params.marginal_weight * marginal + params.alpha * conditional
+    return loss + lam_0 * with_priors[0] if with_priors else loss
 
 
 def loss_terms(
-    log_p: Tensor, y: Tensor, support: Tensor, query: Tensor, prior: Tensor | None = None, order: float = 1.0
+    log_p: Tensor,
+    y: Tensor,
+    support: Tensor,
+    v: Tensor,  # [N], or a mask of the queries
+    prior: Tensor | None = None,
+    order: float = 1.0,
+    log_prior: Tensor | None = None,  # [N, K]
 ) -> Tensor:
-    """CE(S), M(phat) and H(Y|X on Q) with entropies of order a; those of no query are 0.
+    """CE(S), M(phat) and H(Y|X on Q) with entropies of order a; with sample priors also D. Without queries 0.
 
     M = -sum_k phat_k log_a(phat_k / (K prior_k)): the entropy of phat for the uniform prior, and
-    log K - KL(phat || prior) in general (a = 1).
+    log K - KL(phat || prior) in general (a = 1). D = -mean over Q of sum_k p_ik log prior_ik.
     """
     cross_entropy = -(y * log_p)[support].sum(dim=1).mean()  # mean over S of -sum_k y_ik log p_ik
-    if not query.any():
-        return torch.stack([cross_entropy, torch.zeros_like(cross_entropy), torch.zeros_like(cross_entropy)])
-    log_p = log_p[query]
+    if not v.any():
+        return torch.stack([cross_entropy, *cross_entropy.new_zeros(2 if log_prior is None else 3)])
+    share = shares(v.to(log_p))  # [N]
     ratio = torch.ones_like(log_p[0]) if prior is None else len(prior) * prior  # K prior_k
-    log_phat = log_p.logsumexp(dim=0) - math.log(len(log_p))  # phat_k = mean over Q of p_ik
+    log_phat = (log_p + share.log()[:, None]).logsumexp(dim=0)  # phat_k = mean over Q of p_ik
     marginal = -(ratio * x_log(log_phat - ratio.log(), order)).sum()
-    conditional = -x_log(log_p, order).sum(dim=1).mean()  # mean over Q of -sum_k p_ik log_a p_ik
-    return torch.stack([cross_entropy, marginal, conditional])
+    conditional = -share @ x_log(log_p, order).sum(dim=1)  # mean over Q of -sum_k p_ik log_a p_ik
+    with_priors = [] if log_prior is None else [-share @ (log_p.exp() * log_prior).sum(dim=1)]
+    return torch.stack([cross_entropy, marginal, conditional, *with_priors])
 
 
 def x_log(log_x: Tensor, order: float) -> Tensor:

@@ -27,8 +27,9 @@ template <class T>
 struct AdmCoefficients {
   T tau;             // temperature / ln 2
   T support;         // c_S = lam / (beta + alpha), of a support sample in every sum
-  T power;           // 1 + alpha / beta, of p_ik in q_ik
-  T marginal_power;  // m / (m + beta), of sum over Q of p_ik^power in q_ik
+  T power;           // 1 + alpha / beta, of p_ik in r_ik
+  T prior_power;     // lam_0 / beta, of the sample prior in r_ik = p_ik^power prior_ik^prior_power
+  T marginal_power;  // m / (m + beta), of sum over Q of r_ik in q_ik
   T relaxation;      // f of W + f (F(W) - W)
   T keep;            // 1; 0 for f (F(W) - W) alone
 };
@@ -42,6 +43,7 @@ TIM_HD AdmCoefficients<T> adm_coefficients(const AdmParams& p) {
   c.tau = tau_of<T>(p.temperature);
   c.support = T(p.lam / (p.beta + p.alpha));
   c.power = T(1 + p.alpha / p.beta);
+  c.prior_power = T(p.sample_prior_weight / p.beta);
   c.marginal_power = T(marginal_power(p.marginal_weight, p.beta));
   c.relaxation = p.chooses_steps ? T(1) : T(p.relaxation);
   c.keep = p.chooses_steps ? T(0) : T(1);
@@ -112,14 +114,17 @@ TIM_HD double chebyshev_factor(int64_t step, double reach, double before) {  // 
   return step == 1 ? 1.0 : step == 2 ? 2 / (2 - reach * reach) : 1 / (1 - before * reach * reach / 4);
 }
 
+// Sample weights are scaled to a mean of 1 over the queries, so that |Q| stays their number.
+TIM_HD double sample_weight_scale(double queries, double total) { return total > 0 ? queries / total : 0; }
+
 // c_Q = |S| / |Q|, of a query in every sum.
 template <class T, class N>
 TIM_HD T query_weight(N support, N query) {
   return query > N(0) ? T(support / query) : T(0);
 }
 
-// log q_ik = power log p_ik - offset_k + (a constant of sample i),
-//   offset_k = m / (m + beta) (log sum over Q of p_ik^power - log(K prior_k))
+// log q_ik = log r_ik - offset_k + (a constant of sample i),   log r_ik = power log p_ik + prior_power log prior_ik
+//   offset_k = m / (m + beta) (log sum over Q of r_ik - log(K prior_k))
 // in whatever unit the logarithms have. (marginal_factors of the CPU is the same on vectors.)
 template <class T>
 TIM_HD T q_offset(const AdmCoefficients<T>& c, T log_sum, T log_prior) {
@@ -214,7 +219,8 @@ template <class T>
 struct GdCoefficients {
   T tau;                          // temperature / ln 2
   T temperature;                  // dL/dw_k = temperature (sum_i g_ik z_i - w_k sum_i g_ik)
-  T lam, alpha, marginal_weight;  // L = lam CE - m M + alpha H
+  T lam, alpha, marginal_weight;  // L = lam CE - m M + alpha H + lam_0 D
+  T sample_prior;                 // lam_0
   T order;                        // a of the entropies; what rounds to 1 is Shannon's
 };
 template <class T>
@@ -225,6 +231,7 @@ TIM_HD GdCoefficients<T> gd_coefficients(const GdParams& p) {
   c.lam = T(p.lam);
   c.alpha = T(p.alpha);
   c.marginal_weight = T(p.marginal_weight);
+  c.sample_prior = T(p.sample_prior_weight);
   c.order = T(p.entropy_order);
   return c;
 }

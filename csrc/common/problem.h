@@ -27,6 +27,7 @@ struct AdmParams {
   bool decides_marginal = false;       // see decided_marginal_weight
   double smoothing = kNotGiven;        // reach r of the smoothing over the neighbour graph; 0: none
   bool smooths_by_shots = false;       // r is that of smoothing_reach instead
+  double sample_prior_weight = 0;      // lam_0; 0 without sample priors
   double relaxation = kNotGiven;       // f of W + f (F(W) - W), F an iteration of the paper
   bool chooses_steps = false;          // f is that of StepControl instead
   int64_t iterations = 0;
@@ -42,6 +43,7 @@ struct GdParams {
   double temperature = kNotGiven;
   double marginal_weight = kNotGiven;
   double entropy_order = kNotGiven;  // of both entropies: 1 = Shannon
+  double sample_prior_weight = 0;    // lam_0; 0 without sample priors
   int64_t iterations = 0;
   double lr = kNotGiven;
   double adam_beta1 = kNotGiven;
@@ -72,14 +74,21 @@ struct Batch {
   const void* features = nullptr;  // [M, dim]
   int64_t pool_rows = 0;           // M
   int64_t dim = 0;
-  const int64_t* rows = nullptr;        // [R] or null
-  const int64_t* labels = nullptr;      // [R]
-  const int64_t* offsets = nullptr;     // [T + 1]
-  const int64_t* classes = nullptr;     // [T]
-  const double* class_prior = nullptr;  // [sum_t K_t] or null: uniform
-  const void* weights = nullptr;        // [sum_t K_t, dim] of the type computed in: the first W; or null
-  int64_t tasks = 0;                    // T
+  const int64_t* rows = nullptr;           // [R] or null
+  const int64_t* labels = nullptr;         // [R]
+  const int64_t* offsets = nullptr;        // [T + 1]
+  const int64_t* classes = nullptr;        // [T]
+  const double* class_prior = nullptr;     // [sum_t K_t] or null: uniform
+  const void* weights = nullptr;           // [sum_t K_t, dim] of the type computed in: the first W; or null
+  const void* sample_weight = nullptr;     // [R] of the type computed in, for queries; or null: 1
+  const void* sample_log_prior = nullptr;  // [sum_t N_t K_t] of that type, for queries; or null
+  int64_t tasks = 0;                       // T
 };
+
+inline bool knows_samples(const Batch& batch) { return batch.sample_weight || batch.sample_log_prior; }
+
+// Terms of the loss in a row of the history: CE, M, H and, with sample priors, D = -mean over Q of sum_k p_ik log prior_ik.
+inline int64_t history_terms(const Batch& batch) { return batch.sample_log_prior ? 4 : 3; }
 
 // Where results go; pointers without a type are of the type that features compute in. What is null is not computed.
 struct Outputs {
@@ -87,7 +96,7 @@ struct Outputs {
   int64_t* predictions = nullptr;    // [R]
   void* weights = nullptr;           // [sum_t K_t, dim]
   int64_t* iterations = nullptr;     // [T]
-  void* history = nullptr;           // [T, iterations + 1, 3]
+  void* history = nullptr;           // [T, iterations + 1, history_terms]
   void* proportions = nullptr;       // [sum_t K_t] mean of p over the queries; 0 without any
   void* marginal_weights = nullptr;  // [T] m of the last iterations
   int64_t* status = nullptr;         // [T, 3]

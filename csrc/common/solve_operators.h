@@ -23,15 +23,21 @@ inline Form form_of(const std::string& name) {
   return name == "auto" ? Form::automatic : name == "dual" ? Form::dual : Form::primal;
 }
 
+// What may be given besides the samples.
+struct Given {
+  const std::optional<Tensor>& class_prior;       // [sum_t K_t]
+  const std::optional<Tensor>& weights;           // [sum_t K_t, d]
+  const std::optional<Tensor>& sample_weight;     // [R]
+  const std::optional<Tensor>& sample_log_prior;  // [sum_t N_t K_t]
+};
+
 inline Batch check_batch(const char* op,
-                         const Tensor& features,                    // [M, d]
-                         const std::optional<Tensor>& rows,         // [R]
-                         const Tensor& labels,                      // [R]
-                         const Tensor& offsets,                     // [T + 1]
-                         const Tensor& classes,                     // [T]
-                         const std::optional<Tensor>& class_prior,  // [sum_t K_t]
-                         const std::optional<Tensor>& weights,      // [sum_t K_t, d]
-                         const Wanted& wanted) {
+                         const Tensor& features,             // [M, d]
+                         const std::optional<Tensor>& rows,  // [R]
+                         const Tensor& labels,               // [R]
+                         const Tensor& offsets,              // [T + 1]
+                         const Tensor& classes,              // [T]
+                         const Given& given, const Wanted& wanted) {
   const Dtype dtype = dtype_of(op, features);
   check_tensor(op, "features", features, features.scalar_type(), {-1, -1}, &features);
   check_tensor(op, "labels", labels, ScalarType::Long, {-1}, &features);
@@ -61,29 +67,35 @@ inline Batch check_batch(const char* op,
   check_size("probs_size", wanted.probs_size, sizes.probs);
   check_size("weights_rows", wanted.weights_rows, sizes.classes);
   check_size("proportions_size", wanted.proportions_size, sizes.classes);
-  if (class_prior) {
-    check_tensor(op, "class_prior", *class_prior, ScalarType::Double, {sizes.classes});
-    batch.class_prior = class_prior->const_data_ptr<double>();
-    check_prior(op, *class_prior);
+  if (given.class_prior) {
+    check_tensor(op, "class_prior", *given.class_prior, ScalarType::Double, {sizes.classes});
+    batch.class_prior = given.class_prior->const_data_ptr<double>();
+    check_prior(op, *given.class_prior);
   }
-  if (weights) {
-    check_tensor(op, "weights", *weights, real_type(dtype), {sizes.classes, dim}, &features);
-    batch.weights = weights->const_data_ptr();
-  }
+  auto real = [&](const char* name, const std::optional<Tensor>& tensor,
+                  std::initializer_list<int64_t> shape) {
+    if (!tensor) return static_cast<const void*>(nullptr);
+    check_tensor(op, name, *tensor, real_type(dtype), shape, &features);
+    return tensor->const_data_ptr();
+  };
+  batch.weights = real("weights", given.weights, {sizes.classes, dim});
+  batch.sample_weight = real("sample_weight", given.sample_weight, {samples});
+  batch.sample_log_prior = real("sample_log_prior", given.sample_log_prior, {sizes.probs});
   return batch;
 }
 
 inline SolveResult new_result(const Batch& batch, const Tensor& features, const Tensor& labels,
                               int64_t iterations, const Wanted& wanted) {
   const ScalarType real = real_type(batch.dtype);
-  return {new_tensor(features, {wanted.probs_size}, real),
-          new_tensor(labels, {labels.size(0)}, ScalarType::Long),
-          new_tensor(features, {wanted.weights_rows, batch.dim}, real),
-          new_tensor(labels, {batch.tasks}, ScalarType::Long),
-          new_tensor(features, {batch.tasks, wanted.history ? iterations + 1 : 0, 3}, real),
-          new_tensor(features, {wanted.proportions_size}, real),
-          new_tensor(features, {batch.tasks}, real),
-          new_tensor(labels, {batch.tasks, 3}, ScalarType::Long)};
+  return {
+      new_tensor(features, {wanted.probs_size}, real),
+      new_tensor(labels, {labels.size(0)}, ScalarType::Long),
+      new_tensor(features, {wanted.weights_rows, batch.dim}, real),
+      new_tensor(labels, {batch.tasks}, ScalarType::Long),
+      new_tensor(features, {batch.tasks, wanted.history ? iterations + 1 : 0, history_terms(batch)}, real),
+      new_tensor(features, {wanted.proportions_size}, real),
+      new_tensor(features, {batch.tasks}, real),
+      new_tensor(labels, {batch.tasks, 3}, ScalarType::Long)};
 }
 
 inline Outputs outputs_of(const SolveResult& result) {
@@ -108,11 +120,13 @@ using Solve = void (*)(const Batch&, const Params&, const Outputs&, const Tensor
 template <class Params>
 SolveResult solve_operator(const char* op, Solve<Params> solve, const Params& params, const Tensor& features,
                            const std::optional<Tensor>& rows, const Tensor& labels, const Tensor& offsets,
-                           const Tensor& classes, const std::optional<Tensor>& class_prior,
-                           const std::optional<Tensor>& weights, const Wanted& wanted) {
+                           const Tensor& classes, const Given& given, const Wanted& wanted) {
   STD_TORCH_CHECK(params.iterations >= 0 && params.iterations <= kMostIterations, op,
                   ": iterations must be >= 0 and at most 2^53, got ", params.iterations);
-  const Batch batch = check_batch(op, features, rows, labels, offsets, classes, class_prior, weights, wanted);
+  STD_TORCH_CHECK(!given.sample_log_prior || params.sample_prior_weight > 0, op,
+                  ": sample_prior_weight must be > 0 with sample_log_prior, got ",
+                  params.sample_prior_weight);
+  const Batch batch = check_batch(op, features, rows, labels, offsets, classes, given, wanted);
   const SolveResult result = new_result(batch, features, labels, params.iterations, wanted);
   solve(batch, params, outputs_of(result), features);
   return result;
@@ -125,7 +139,9 @@ SolveResult adm_solve_operator(
     const std::optional<double>& marginal_weight, const std::optional<double>& smoothing,
     const std::optional<double>& relaxation, int64_t iterations, double tol, bool normalize,
     const std::string& form, int64_t probs_size, int64_t weights_rows, int64_t proportions_size, bool history,
-    const std::optional<Tensor>& class_prior, bool roots, const std::optional<Tensor>& weights) {
+    const std::optional<Tensor>& class_prior, bool roots, const std::optional<Tensor>& weights,
+    const std::optional<Tensor>& sample_weight, const std::optional<Tensor>& sample_log_prior,
+    double sample_prior_weight) {
   AdmParams p;
   p.lam = lam;
   p.alpha = alpha;
@@ -135,6 +151,7 @@ SolveResult adm_solve_operator(
   p.marginal_weight = marginal_weight.value_or(kUndecidedMarginal);
   p.smooths_by_shots = !smoothing;
   p.smoothing = smoothing.value_or(kNotGiven);
+  p.sample_prior_weight = sample_log_prior ? sample_prior_weight : 0;
   STD_TORCH_CHECK(!smoothing || (*smoothing >= 0 && *smoothing < 1),
                   "adm_solve: smoothing must be >= 0 and < 1, got ", *smoothing);
   p.chooses_steps = !relaxation;
@@ -151,8 +168,8 @@ SolveResult adm_solve_operator(
   wanted.weights_rows = weights_rows;
   wanted.proportions_size = proportions_size;
   wanted.history = history;
-  return solve_operator("adm_solve", solve, p, features, rows, labels, offsets, classes, class_prior, weights,
-                        wanted);
+  return solve_operator("adm_solve", solve, p, features, rows, labels, offsets, classes,
+                        {class_prior, weights, sample_weight, sample_log_prior}, wanted);
 }
 
 template <Solve<GdParams> solve>
@@ -162,14 +179,16 @@ SolveResult gd_solve_operator(const Tensor& features, const std::optional<Tensor
                               int64_t iterations, double lr, double adam_beta1, double adam_beta2, double eps,
                               double tol, bool normalize, int64_t probs_size, int64_t weights_rows,
                               int64_t proportions_size, bool history,
-                              const std::optional<Tensor>& class_prior,
-                              const std::optional<Tensor>& weights) {
+                              const std::optional<Tensor>& class_prior, const std::optional<Tensor>& weights,
+                              const std::optional<Tensor>& sample_weight,
+                              const std::optional<Tensor>& sample_log_prior, double sample_prior_weight) {
   GdParams p;
   p.lam = lam;
   p.alpha = alpha;
   p.temperature = temperature;
   p.marginal_weight = marginal_weight;
   p.entropy_order = entropy_order;
+  p.sample_prior_weight = sample_log_prior ? sample_prior_weight : 0;
   p.iterations = iterations;
   p.lr = lr;
   p.adam_beta1 = adam_beta1;
@@ -182,8 +201,8 @@ SolveResult gd_solve_operator(const Tensor& features, const std::optional<Tensor
   wanted.weights_rows = weights_rows;
   wanted.proportions_size = proportions_size;
   wanted.history = history;
-  return solve_operator("gd_solve", solve, p, features, rows, labels, offsets, classes, class_prior, weights,
-                        wanted);
+  return solve_operator("gd_solve", solve, p, features, rows, labels, offsets, classes,
+                        {class_prior, weights, sample_weight, sample_log_prior}, wanted);
 }
 
 }  // namespace tim_ext

@@ -21,6 +21,7 @@ import tim_ext
 from tim_ext import baselines, transforms
 from tim_ext.baselines import pieces
 from tim_ext.solver.batch import make_batch
+from tim_ext.solver.params import KNOWN_OUTPUTS, OUTPUTS
 
 # Shapes --------------------------------------------------------------------------------------------
 
@@ -251,7 +252,8 @@ def test_refuses_what_the_solvers_refuse_in_the_same_words(method, arguments, op
         tim_ext.adm(*arguments, **options)
     with pytest.raises(error, match=re.escape(message)) as caught:
         method(*arguments, **options)
-    assert str(caught.value) == str(expected.value)
+    more = "".join(f", {name!r}" for name in KNOWN_OUTPUTS if name not in OUTPUTS)  # of the solvers alone
+    assert str(caught.value).replace(more, "") == str(expected.value).replace(more, "")
 
 
 @every

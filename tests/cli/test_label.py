@@ -67,8 +67,8 @@ def expected(solver: Callable[..., Any] = tim_ext.adm, **hyper: Any) -> tuple[li
     names = sorted(NAMES)
     labels = np.full(M, -1)
     labels[ROWS] = [names.index(NAMES[TRUTH[row]]) for row in ROWS]
-    result = solver(X, labels, **hyper)
-    confidences = result.probs.max(dim=1).values.numpy()
+    result = solver(X, labels, outputs=("predictions", "confidence"), **hyper)
+    confidences = result.confidence.numpy()
     confidences[ROWS] = 1
     found = result.predictions.numpy()
     found[ROWS] = labels[ROWS]

@@ -39,11 +39,12 @@ def arguments(tmp_path) -> list[str]:
 def assert_labels_of_the_solver(out: Path) -> None:
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    found = tim_ext.robust(TASK.features, TASK.labels, smoothing=0.4)
+    outputs = ("predictions", "confidence")
+    found = tim_ext.robust(TASK.features, TASK.labels, smoothing=0.4, outputs=outputs)
     queries = [row for row, label in enumerate(TASK.labels.tolist()) if label < 0]
     assert [rows[row]["label"] for row in queries] == [NAMES[found.predictions[row]] for row in queries]
     got = [float(rows[row]["confidence"]) for row in queries]
-    np.testing.assert_allclose(got, found.probs[queries].max(dim=1).values, atol=1e-6)
+    np.testing.assert_allclose(got, found.confidence[queries], atol=1e-6)
 
 
 def test_labels_are_those_of_the_solver(arguments, tmp_path):

@@ -100,6 +100,7 @@ py::dtype real_of(Dtype dtype) {
 
 using Prior = std::optional<Array<double>>;
 using FirstWeights = std::optional<py::array>;
+using OfSamples = std::optional<py::array>;
 
 tim_ext::AdmParams adm_params(Keywords& keywords) {
   const std::string form = keywords.take<std::string>("form");
@@ -117,6 +118,7 @@ tim_ext::AdmParams adm_params(Keywords& keywords) {
   p.smoothing = smoothing.value_or(tim_ext::kNotGiven);
   p.chooses_steps = !relaxation;
   p.relaxation = relaxation.value_or(tim_ext::kNotGiven);
+  p.sample_prior_weight = keywords.take("sample_prior_weight");
   p.iterations = keywords.take<int64_t>("iterations");
   p.tol = keywords.take("tol");
   p.normalize = keywords.take<bool>("normalize");
@@ -138,6 +140,7 @@ tim_ext::GdParams loss_params(Keywords& keywords) {
 }
 tim_ext::GdParams gd_params(Keywords& keywords) {
   tim_ext::GdParams p = loss_params(keywords);
+  p.sample_prior_weight = keywords.take("sample_prior_weight");
   p.iterations = keywords.take<int64_t>("iterations");
   p.lr = keywords.take("lr");
   p.adam_beta1 = keywords.take("adam_beta1");
@@ -159,6 +162,8 @@ py::tuple solve(const py::array& features, const std::string& dtype, const std::
   const bool history = keywords.take<bool>("history");
   const Prior class_prior = keywords.take<Prior>("class_prior");
   const FirstWeights first_weights = keywords.take<FirstWeights>("weights");
+  const OfSamples sample_weight = keywords.take<OfSamples>("sample_weight"),
+                  sample_log_prior = keywords.take<OfSamples>("sample_log_prior");
   const Run run = Run::start(keywords);
   tim_ext::Batch batch;
   batch.dtype = dtype_of(dtype);
@@ -171,13 +176,15 @@ py::tuple solve(const py::array& features, const std::string& dtype, const std::
   batch.classes = classes.data();
   batch.class_prior = class_prior ? class_prior->data() : nullptr;
   batch.weights = first_weights ? input("the first weights", *first_weights) : nullptr;
+  batch.sample_weight = sample_weight ? input("sample_weight", *sample_weight) : nullptr;
+  batch.sample_log_prior = sample_log_prior ? input("sample_log_prior", *sample_log_prior) : nullptr;
   batch.tasks = classes.size();
   const py::dtype real = real_of(batch.dtype), integer = py::dtype::of<int64_t>();
   const py::ssize_t length = history ? params.iterations + 1 : 0;
   Output probs("probs", real, {probs_size}, run), predictions("predictions", integer, {labels.size()}, run),
       weights("weights", real, {weights_rows, batch.dim}, run),
       iterations("iterations", integer, {batch.tasks}, run),
-      terms("history", real, {batch.tasks, length, 3}, run),
+      terms("history", real, {batch.tasks, length, tim_ext::history_terms(batch)}, run),
       proportions("proportions", real, {proportions_size}, run),
       marginal_weights("marginal_weights", real, {batch.tasks}, run),
       status("status", integer, {batch.tasks, 3}, run);

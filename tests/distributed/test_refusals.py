@@ -43,6 +43,16 @@ REFUSALS: dict[str, tuple[dict[str, Any], str, str]] = {
         "ValueError",
         "weights: expected the same on all ranks, got None",
     ),
+    "sample weights": (
+        {"sample_weight": [1.0]},
+        "ValueError",
+        "rank 1: sample_weight: expected None over ranks, got one: tim_ext.adm in one process takes it",
+    ),
+    "sample priors": (
+        {"sample_prior": [[1.0]]},
+        "ValueError",
+        "rank 1: sample_prior: expected None over ranks, got one: tim_ext.adm in one process takes it",
+    ),
     "method": ({"method": "gd"}, "ValueError", "method: expected the same on all ranks, got 'adm' on rank 0"),
     "beta": ({"beta": -1}, "ValueError", "rank 1: beta: expected a finite number > 0, got -1.0"),
     "integers": ({"dtype": torch.int64}, "TypeError", "rank 1: features: expected float32, float64"),

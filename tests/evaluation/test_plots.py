@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from functools import wraps
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -11,10 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
+import tim_ext
 from tim_ext import tasks as samplers
 from tim_ext.evaluation import theory
 from tim_ext.evaluation.compare import evaluate
+from tim_ext.evaluation.methods import METHODS, Method
+from tim_ext.evaluation.reliability import reliability
 from tim_ext.evaluation.settings import name_settings
+from tim_ext.evaluation.statistics import query_proportions
 from tim_ext.evaluation.table import Row
 
 pytest.importorskip("matplotlib")
@@ -107,6 +112,24 @@ def test_convergence_shows_means_and_intervals() -> None:
     assert figure.get_suptitle() == "a title"
 
 
+def test_reliability_shows_what_was_said_and_what_was_right() -> None:
+    draw = torch.Generator().manual_seed(2)
+    sure = torch.rand(500, generator=draw)
+    kinds = {
+        "p": reliability(sure, sure > 0.3),
+        "c": reliability(sure, torch.rand(500, generator=draw) < sure),
+    }
+    figure = plots.draw_reliability({"first": kinds, "second": kinds}, "a title")
+    assert legend_of(figure) == ["p", "c"]
+    for axis in figure.axes:
+        lines = axis.lines[1:]  # after the diagonal
+        for line, found in zip(lines, kinds.values(), strict=True):
+            torch.testing.assert_close(torch.tensor(line.get_xdata()), 100 * found.sure)
+            torch.testing.assert_close(torch.tensor(line.get_ydata()), 100 * found.right)
+    errors = " and ".join(f"{found.error:.1f} %" for found in kinds.values())
+    assert f"first: calibration error {errors}" in texts(figure)
+
+
 @pytest.mark.parametrize("classes", [3, 25])
 def test_confusion(classes: int) -> None:
     matrix = torch.full((classes, classes), 0.5 / (classes - 1), dtype=torch.float64)
@@ -148,7 +171,7 @@ def test_save_all(pool: tuple[Tensor, Tensor], tmp_path: Path) -> None:
     sampler = samplers.balanced(pool[1], ways=4, shots=1, queries=5)
     evaluation = evaluate(*pool, methods=["tim-adm", "tim-gd"], sampler=sampler, tasks=10, hyper=FEW)
     files = plots.save_all(evaluation, tmp_path / "new", features=pool[0], sampler=sampler, tasks=4)
-    kinds = ("convergence", "confusion", "eigenvalues", "risk")
+    kinds = ("convergence", "reliability", "confusion", "eigenvalues", "risk")
     expected = ["accuracy.png", *(f"{kind}-4-way-1-shot.png" for kind in kinds)]
     assert [file.name for file in files] == expected
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(expected)  # and no leftovers
@@ -198,8 +221,21 @@ def test_save_all_takes_the_hyper_parameters_of_the_evaluation(
         return curvature(*arguments, **hyper_parameters)
 
     monkeypatch.setattr(theory, "curvature", spy)
+    judged: list[dict[str, Any]] = []
+    adm = tim_ext.adm
+
+    @wraps(adm)
+    def recorded(*task: Any, **options: Any) -> Any:
+        if "confidence" in options.get("outputs", ()):
+            judged.append(options)
+        return adm(*task, **options)
+
+    monkeypatch.setitem(METHODS, "tim-adm", Method("tim-adm", recorded))
     files = plots.save_all(evaluation, tmp_path, features=pool[0], sampler=sampler, tasks=5)
-    assert len(files) == 5
+    assert len(files) == 6
+    assert [options["iterations"] for options in judged] == [3] * 5
+    priors = query_proportions(sampler[0:5])
+    assert all(map(torch.equal, (options["class_prior"] for options in judged), priors))
     assert seen["iterations"] == 3
     assert seen["temperature"] == 7.0
     assert seen["class_prior"].shape == (5, 4)
@@ -212,7 +248,7 @@ def test_save_all_of_tasks_of_different_sizes(pool: tuple[Tensor, Tensor], tmp_p
     files = plots.save_all(evaluation, tmp_path, features=pool[0], sampler=sampler, tasks=2)
     # no common number of classes, so no confusion matrix
     kinds = [file.name.partition("-")[0] for file in files]
-    assert kinds == ["accuracy.png", "convergence", "eigenvalues", "risk"]
+    assert kinds == ["accuracy.png", "convergence", "reliability", "eigenvalues", "risk"]
 
 
 def test_fewer_tasks_where_they_are_large(pool: tuple[Tensor, Tensor]) -> None:

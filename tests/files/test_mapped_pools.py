@@ -147,7 +147,7 @@ def test_evaluate_on_a_large_mapped_pool(run_python, tmp_path, dtype):
     pool, labels = write_pool(tmp_path, 800_000, dtype)
     options = ["--methods", "prototype", "bd-cspn", "tim-adm", "tim-gd", "--set", "tim-gd.iterations=50"]
     options += ["--memory", "32MB", "--tasks", "300"]
-    evaluate_within(run_python, pool, labels, tmp_path / "out", 250 * 2**20, *options)
+    evaluate_within(run_python, pool, labels, tmp_path / "out", 120 * 2**20, *options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

@@ -125,6 +125,9 @@ class Emulated(Backend):
         *,
         class_prior: Tensor | None = None,
         weights: Tensor | None = None,
+        sample_weight: Tensor | None = None,
+        sample_log_prior: Tensor | None = None,
+        sample_prior_weight: float = 0.0,
         roots: bool = False,
         **options: Any,
     ) -> tuple[Tensor, ...]:
@@ -139,6 +142,9 @@ class Emulated(Backend):
             classes.numpy(),
             class_prior=None if class_prior is None else class_prior.numpy(),
             weights=None if weights is None else weights.numpy(),
+            sample_weight=None if sample_weight is None else sample_weight.numpy(),
+            sample_log_prior=None if sample_log_prior is None else sample_log_prior.numpy(),
+            sample_prior_weight=sample_prior_weight,
             emulation=self._how,
             **options,
         )

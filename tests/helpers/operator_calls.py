@@ -41,6 +41,9 @@ def steps(dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 FIRST = WEIGHTS.view(9, 11)  # of the three tasks, one after the other
 PRIOR = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64).repeat(3)
+SAMPLE_WEIGHT = torch.linspace(0, 2, LABELS.numel(), dtype=torch.float64)
+SAMPLE_LOG_PRIOR = -(torch.arange(LABELS.numel() * 3, dtype=torch.float64) % 3)
+SAMPLES = {"sample_weight": SAMPLE_WEIGHT, "sample_log_prior": SAMPLE_LOG_PRIOR, "sample_prior_weight": 0.3}
 ADM = {"beta": BETA, "smoothing": 0.0, "relaxation": 1.0, "form": "auto", "roots": False}
 GD = {"entropy_order": 1.0, "lr": 1e-3, "adam_beta1": 0.9, "adam_beta2": 0.999, "eps": 1e-8}
 TERMS = {"lam": LAM, "alpha": ALPHA, "temperature": TAU, "marginal_weight": M}
@@ -67,6 +70,9 @@ def solve_arguments(dtype=torch.float32, own=ADM, **changed):
         "history": True,
         "class_prior": None,
         "weights": None,
+        "sample_weight": None,
+        "sample_log_prior": None,
+        "sample_prior_weight": 0.0,
     }
     tensors |= {name: value for name, value in changed.items() if name in tensors}
     options |= {name: value for name, value in changed.items() if name in options}
@@ -85,6 +91,8 @@ def samples() -> dict[str, list[tuple[tuple, dict]]]:
             solve_arguments(torch.float16, probs_size=0, weights_rows=0, iterations=0),
             solve_arguments(class_prior=PRIOR),
             solve_arguments(torch.float64, weights=FIRST),
+            solve_arguments(torch.float64, **SAMPLES),
+            solve_arguments(sample_weight=SAMPLE_WEIGHT.float(), form="primal"),
             solve_arguments(marginal_weight=None, smoothing=None, relaxation=0.5, iterations=30, roots=True),
         ],
         "gd_solve": [
@@ -93,6 +101,7 @@ def samples() -> dict[str, list[tuple[tuple, dict]]]:
             solve_arguments(torch.bfloat16, GD, probs_size=0, weights_rows=0, iterations=0),
             solve_arguments(own=GD, class_prior=PRIOR),
             solve_arguments(torch.bfloat16, GD, weights=FIRST.float()),
+            solve_arguments(torch.float64, GD, **SAMPLES),
         ],
         "gd_gradient": [
             ((FEATURES, WEIGHTS, LABELS), TERMS),

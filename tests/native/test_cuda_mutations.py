@@ -30,6 +30,7 @@ from helpers.parity import (
     step_case,
 )
 from helpers.processes import run_python
+from helpers.sample_inputs import random_prior, random_weight
 
 from tim_ext.solver.params import GdParams
 
@@ -94,6 +95,19 @@ def solver_case(
         assert_close(result, truth, torch.float32 if dtype == torch.float16 else dtype)
 
     return run
+
+
+def sample_case(
+    solver: str, dtype: torch.dtype, *shapes: tuple[int, int, int, int], **options: Any
+) -> Callable[[str, int], None]:
+    """With a weight and a prior for every sample."""
+    tasks = tasks_of(*shapes)
+    given = {
+        "sample_weight": tuple(random_weight(task, seed) for seed, task in enumerate(tasks)),
+        "sample_prior": tuple(random_prior(task, seed) for seed, task in enumerate(tasks)),
+        "sample_prior_weight": 0.3,
+    }
+    return solver_case(solver, dtype, *shapes, **options, **given)
 
 
 def refused_case(solver: str, dtype: torch.dtype) -> Callable[[str, int], None]:
@@ -229,6 +243,18 @@ CASES: dict[str, Callable[[str, int], None]] = {
         "primal", SINGLE, (4, 3, 250, 19), **LARGE, smoothing=0.6, weights=FIRST
     ),
     "prior": solver_case("dual", SINGLE, (4, 2, 30, 19), class_prior=(0.4, 0.1, 0.3, 0.2)),
+    **{
+        f"sample inputs, {solver}, {dtype}": sample_case(solver, dtype, *THREE, device=ONE)
+        for solver in ("dual", "primal", "gd")
+        for dtype in (SINGLE, DOUBLE)
+    },
+    "sample inputs, auto": sample_case("dual", SINGLE, (3, 2, 14, 19), marginal_weight="auto", iterations=27),
+    "sample inputs, more than 256 samples": sample_case("dual", SINGLE, (3, 2, 300, 9), iterations=1),
+    "sample inputs of a team": sample_case(
+        "dual", SINGLE, (4, 3, 150, 16), **LARGE | {"device": SMALL_TEAM}, smoothing=0.6
+    ),
+    "sample inputs of a team, primal": sample_case("primal", SINGLE, (4, 3, 250, 80), **LARGE, smoothing=0.6),
+    "sample inputs of a team, gd": sample_case("gd", SINGLE, (16, 1, 2000, 80), **LARGE),
     "dual of a team": solver_case("dual", SINGLE, (10, 1, 720, 16), **LARGE),
     "primal of a team": solver_case("primal", SINGLE, (16, 1, 2000, 80), **LARGE),
     "gd of a team": solver_case("gd", SINGLE, (16, 1, 2000, 80), **LARGE),
@@ -252,6 +278,7 @@ CASES: dict[str, Callable[[str, int], None]] = {
 
 
 LONG = {"smoothing of a team, primal", "chosen steps of a team, primal", "gd of a team, in slices"}
+LONG |= {"sample inputs of a team, primal", "sample inputs of a team, gd"}
 MARKED = [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in CASES]
 
 

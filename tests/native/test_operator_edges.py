@@ -14,6 +14,7 @@ from helpers.operator_calls import (
     GD,
     LABELS,
     PRIOR,
+    SAMPLES,
     TERMS,
     WEIGHTS,
     samples,
@@ -133,8 +134,8 @@ def test_a_meta_tensor_among_others_is_refused(name, position):
 def test_all_meta_tensors_give_shapes(name):
     for arguments, options in samples()[name]:
         meta = [value.to("meta") if isinstance(value, torch.Tensor) else value for value in arguments]
-        first = options.get("weights")
-        moved = options if first is None else {**options, "weights": first.to("meta")}
+        on_device = [name for name in ("weights", *SAMPLES) if isinstance(options.get(name), torch.Tensor)]
+        moved = options | {name: options[name].to("meta") for name in on_device}
         shapes = getattr(ops, name)(*meta, **moved)
         expected = getattr(ops, name)(*arguments, **options)
         for shape, value in zip(
@@ -143,8 +144,9 @@ def test_all_meta_tensors_give_shapes(name):
             assert (shape.shape, shape.dtype, shape.device.type) == (value.shape, value.dtype, "meta")
 
 
-@pytest.mark.parametrize(("name", "value"), [("class_prior", PRIOR), ("weights", FIRST)])
-def test_a_prior_or_weights_on_the_meta_device_are_refused(name, value):
+@pytest.mark.parametrize("name", ["class_prior", "weights", "sample_weight", "sample_log_prior"])
+def test_an_input_on_the_meta_device_is_refused(name):
+    value = ({"class_prior": PRIOR, "weights": FIRST} | SAMPLES)[name]
     for own in (ADM, GD):
         with pytest.raises(RuntimeError, match=f"solve: {name} must be on the device of features"):
             solve(own, **{name: value.to("meta")})

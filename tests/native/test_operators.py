@@ -14,6 +14,8 @@ from helpers.operator_calls import (
     LABELS,
     LAM,
     PRIOR,
+    SAMPLE_LOG_PRIOR,
+    SAMPLE_WEIGHT,
     TAU,
     TERMS,
     WEIGHTS,
@@ -239,6 +241,13 @@ def test_gd_gradient_refuses_bad_arguments(arguments, options, word):
         ({"weights": FIRST}, "weights"),  # float64 with features of float32
         ({"weights": FIRST[:8].float()}, "weights"),
         ({"weights": FIRST[:, 1:].float()}, "weights"),
+        ({"sample_weight": SAMPLE_WEIGHT}, "sample_weight"),  # float64 with features of float32
+        ({"sample_weight": SAMPLE_WEIGHT[1:].float()}, "sample_weight"),
+        ({"sample_weight": SAMPLE_WEIGHT.float().view(3, -1)}, "sample_weight"),
+        ({"sample_log_prior": SAMPLE_LOG_PRIOR, "sample_prior_weight": 0.3}, "sample_log_prior"),
+        ({"sample_log_prior": SAMPLE_LOG_PRIOR[3:].float(), "sample_prior_weight": 0.3}, "sample_log_prior"),
+        ({"sample_log_prior": SAMPLE_LOG_PRIOR.float()}, "sample_prior_weight must be > 0"),
+        ({"sample_log_prior": SAMPLE_LOG_PRIOR.float(), "sample_prior_weight": torch.nan}, "must be > 0"),
     ],
     ids=str,
 )

@@ -52,10 +52,10 @@ struct Result {
   std::vector<int64_t> predictions, iterations, status;
 
   Result(int64_t real, int64_t samples, int64_t entries, int64_t classes, int64_t dim, int64_t tasks,
-         int64_t rounds)
+         int64_t terms)
       : probs(size_t(real * entries)),
         weights(size_t(real * classes * dim)),
-        history(size_t(real * tasks * (rounds + 1) * 3)),
+        history(size_t(real * terms)),
         proportions(size_t(real * classes)),
         marginal_weights(size_t(real * tasks)),
         predictions(static_cast<size_t>(samples)),
@@ -141,10 +141,29 @@ int run(int seed) {
   batch.class_prior = pick(0, 1) ? prior.data() : nullptr;
   if (pick(0, 2) == 0)
     batch.weights = real == 8 ? static_cast<const void*>(first.data()) : first_single.data();
+  // Some weights are 0; what is not to be read is not a number.
+  std::vector<double> sample_weight(labels.size()), log_prior(static_cast<size_t>(entries));
+  for (size_t i = 0; i < labels.size(); ++i)
+    sample_weight[i] = labels[i] == kQuery ? double(pick(0, 3)) : std::nan("");
+  size_t entry = 0;
+  for (int64_t t = 0; t < tasks; ++t)
+    for (int64_t i = offsets[size_t(t)]; i < offsets[size_t(t) + 1]; ++i)
+      for (int64_t k = 0; k < classes[size_t(t)]; ++k)
+        log_prior[entry++] =
+            labels[size_t(i)] == kQuery ? (pick(0, 2) ? -std::abs(noise()) : 0) : std::nan("");
+  const std::vector<float> sample_weight_single(sample_weight.begin(), sample_weight.end()),
+      log_prior_single(log_prior.begin(), log_prior.end());
+  if (pick(0, 2) == 0)
+    batch.sample_weight =
+        real == 8 ? static_cast<const void*>(sample_weight.data()) : sample_weight_single.data();
+  if (pick(0, 2) == 0)
+    batch.sample_log_prior = real == 8 ? static_cast<const void*>(log_prior.data()) : log_prior_single.data();
+  const double lam_0 = batch.sample_log_prior ? (pick(0, 3) ? 0.3 : 20) : 0;
   batch.tasks = tasks;
 
   const int64_t rounds = pick(0, 4) ? pick(0, 6) : 30;  // more than it takes to decide
   const double reach = pick(0, 1) ? 0 : 0.1 * double(pick(1, 9));
+  const int64_t terms_size = tasks * (rounds + 1) * history_terms(batch);
   const bool decides = pick(0, 1) == 1, chooses = pick(0, 2) == 0;
   const Team team = pick(0, 1) ? Team{2, run_on_threads} : Team{1, nullptr};
   const double temperature = pick(0, 4) ? 15 : std::pow(10.0, double(pick(-6, 6)));
@@ -159,12 +178,13 @@ int run(int seed) {
     params.decides_marginal = decides;
     params.smoothing = reach;
     params.relaxation = 0.7;
+    params.sample_prior_weight = lam_0;
     params.chooses_steps = chooses;
     params.iterations = rounds;
     params.tol = tol;
     params.normalize = true;
     params.form = form;
-    results.emplace_back(real, samples, entries, all_classes, dim, tasks, rounds);
+    results.emplace_back(real, samples, entries, all_classes, dim, tasks, terms_size);
     Stopper stopper{{pick(0, 12)}};
     try {
       adm_solve(batch, params, results.back().outputs(), stopper.asking(team));
@@ -187,13 +207,14 @@ int run(int seed) {
   gd.temperature = temperature;
   gd.marginal_weight = 1;
   gd.entropy_order = pick(0, 1) ? 1.0 : 2.0;
+  gd.sample_prior_weight = lam_0;
   gd.iterations = rounds;
   gd.lr = 1e-3;
   gd.adam_beta1 = 0.9;
   gd.adam_beta2 = 0.999;
   gd.eps = 1e-8;
   gd.normalize = true;
-  results.emplace_back(real, samples, entries, all_classes, dim, tasks, rounds);
+  results.emplace_back(real, samples, entries, all_classes, dim, tasks, terms_size);
   gd_solve(batch, gd, results.back().outputs(), team);
   std::vector<char> gradient(results[0].weights.size()), terms(size_t(real * tasks * 3)),
       loss(size_t(real * tasks));
@@ -209,6 +230,7 @@ int run(int seed) {
   part.rows = nullptr;
   part.class_prior = nullptr;
   part.weights = nullptr;
+  part.sample_weight = part.sample_log_prior = nullptr;
   part.tasks = 1;
   const size_t n = size_t(offsets[1]), K = size_t(classes[0]), size = size_t(real);
   const size_t lanes = size_t(shard_lanes(offsets[1]));

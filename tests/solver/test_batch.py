@@ -245,10 +245,10 @@ def test_padding_is_never_looked_at(solve):
 
 @every
 def test_result_prints_shapes(solve):
-    last = "history=None, proportions=[2], marginal_weight=1.0"
+    last = "history=None, proportions=[2], marginal_weight=1.0, outlier=None, confidence=None"
     shapes = f"probs=[4, 2], predictions=[4], weights=[2, 2], iterations=7, {last}"
     assert repr(solve(X, Y, iterations=7)) == f"Result({shapes})"
-    last = "history=None, proportions=list of 1, marginal_weight=[1]"
+    last = "history=None, proportions=list of 1, marginal_weight=[1], outlier=None, confidence=None"
     shapes = f"probs=list of 1, predictions=list of 1, weights=None, iterations=[1], {last}"
     assert repr(solve([X], [Y], outputs=("probs", "predictions"))) == f"Result({shapes})"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers.make_tasks import class_means, make_batch, make_task
+from helpers.minimise import minimise
 from torch import Tensor
 
 import tim_ext
@@ -139,27 +140,6 @@ def q_objective(q: Tensor, log_p: Tensor, prior: Tensor) -> Tensor:
     cross = -(q * log_p).sum(dim=1).mean()
     penalty = (q * (q.log() - log_p)).sum(dim=1).mean()
     return M * marginal + ALPHA * cross + BETA * penalty
-
-
-def minimise(objective, start: Tensor) -> Tensor:
-    """By Newton's method with step halving, in float64."""
-    x = start
-    for _ in range(100):
-        at = x.clone().requires_grad_()
-        value = objective(at)
-        (gradient,) = torch.autograd.grad(value, at)
-        if gradient.abs().max() < 1e-12:
-            return x
-        hessian = torch.autograd.functional.hessian(objective, x, vectorize=True).view(x.numel(), -1)
-        curvature, directions = torch.linalg.eigh(hessian)
-        curvature = curvature.abs()
-        # a softmax has directions without curvature: the same number added to a row
-        inverse = torch.where(curvature > 1e-10 * curvature.max(), 1 / curvature, 0)
-        step = (directions @ (inverse * (directions.T @ gradient.flatten()))).view_as(x)
-        while objective(x - step) > value and step.abs().max() > 1e-9:
-            step = step / 2
-        x = x - step
-    raise AssertionError(f"no minimum found: gradient {gradient.abs().max()}")
 
 
 def random_log_p(queries: int, classes: int, seed: int, scale: float = 2.0) -> Tensor:

@@ -15,6 +15,7 @@ HYPER = {
     "defaults": {},
     "given": {"temperature": 10.0, "iterations": 3},
     "weights": {"weights": TASK.features[:3]},
+    "samples": {"sample_weight": TASK.features[:, 0].abs(), "sample_prior": TASK.features[:, :3].abs()},
 }
 
 

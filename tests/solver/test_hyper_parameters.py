@@ -22,7 +22,7 @@ LOSS = {"lam": 0.23, "alpha": 0.37, "temperature": 0.94, "marginal_weight": 0.53
 ADM = {**LOSS, "beta": 0.71, "smoothing": 0.47, "relaxation": 0.83, "tol": 0.0}
 GD = {**LOSS, "entropy_order": 0.67, "lr": 0.031, "beta1": 0.83, "beta2": 0.91, "eps": 0.017, "tol": 0.0}
 GRADIENT = {**LOSS, "entropy_order": 0.67}
-MUST_NOT_BE_ZERO = {"temperature", "beta", "relaxation", "entropy_order", "lr", "eps"}
+MUST_NOT_BE_ZERO = {"temperature", "beta", "relaxation", "entropy_order", "lr", "eps", "sample_prior_weight"}
 ATOL, APART = 1e-11, 1e-5
 
 generator = torch.Generator().manual_seed(3)
@@ -31,6 +31,10 @@ FEATURES = 2 * torch.randn(N, D, generator=generator, dtype=torch.float64)
 LABELS = torch.tensor([0, 1, 2, 3, 3, 1, *[-1] * (N - 6)])
 PRIOR = torch.tensor([0.41, 0.29, 0.17, 0.13], dtype=torch.float64)
 WEIGHTS = torch.randn(K, D, generator=generator, dtype=torch.float64)
+SAMPLES = {
+    "sample_weight": torch.rand(N, generator=generator, dtype=torch.float64),
+    "sample_prior": torch.rand(N, K, generator=generator, dtype=torch.float64),
+}
 OTHERS = {"class_prior": PRIOR, "normalize": False, "history": True}
 SUPPORT, QUERY = LABELS >= 0, LABELS == -1
 
@@ -73,9 +77,10 @@ def w_update(hyper):
     return reference.w_update(FEATURES, WEIGHTS, LOG_P.exp(), q_update(ADM), c)
 
 
+WITH_PRIORS = {"sample_prior_weight": 0.59}
 REFERENCES = {
-    "adm": (ADM, lambda hyper: adm(reference.adm, hyper)),
-    "gd": (GD, lambda hyper: gd(reference.gd, hyper)),
+    "adm": (ADM | WITH_PRIORS, lambda hyper: adm(reference.adm, hyper, **SAMPLES)),
+    "gd": (GD | WITH_PRIORS, lambda hyper: gd(reference.gd, hyper, **SAMPLES)),
     "gd_gradient": (GRADIENT, gradient),
     "q_update": (Q_UPDATE, q_update),
     "w_update": (W_UPDATE, w_update),
@@ -112,6 +117,13 @@ def test_lost_weights_would_show(solve, method, hyper):
     assert (solve(method, hyper, weights=WEIGHTS) - solve(method, hyper)).abs().max() > APART
 
 
+@pytest.mark.parametrize("lost", SAMPLES)
+@pytest.mark.parametrize(("solve", "method", "hyper"), [(adm, reference.adm, ADM), (gd, reference.gd, GD)])
+def test_lost_samples_would_show(solve, method, hyper, lost):
+    whole = solve(method, hyper, **SAMPLES, **WITH_PRIORS)
+    assert (solve(method, hyper, **{**SAMPLES, lost: None}, **WITH_PRIORS) - whole).abs().max() > APART
+
+
 @pytest.mark.parametrize("solve", [adm, gd, gradient], ids=["adm", "gd", "gd_gradient"])
 def test_a_lost_class_prior_would_show(solve):
     if solve is gradient:
@@ -141,6 +153,14 @@ def test_gd(backend):
 def test_with_weights(backend):
     assert_near(adm(backend.adm, ADM, weights=WEIGHTS), adm(reference.adm, ADM, weights=WEIGHTS))
     assert_near(gd(backend.gd, GD, weights=WEIGHTS), gd(reference.gd, GD, weights=WEIGHTS))
+
+
+@backends
+@pytest.mark.parametrize("form", FORMS)
+def test_with_samples(backend, form):
+    more = SAMPLES | WITH_PRIORS
+    assert_near(adm(backend.adm, ADM, **FORMS[form], **more), adm(reference.adm, ADM, **more))
+    assert_near(gd(backend.gd, GD, **more), gd(reference.gd, GD, **more))
 
 
 @backends

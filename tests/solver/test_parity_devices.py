@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers.backends import Emulated, needs_emulation
-from helpers.make_tasks import make_task
-from helpers.parity import SOLVERS, assert_close, check, dtypes, lists, same_bits, solve, solve_truth
+from helpers.make_tasks import Task, make_task
+from helpers.parity import SOLVERS, assert_close, check, dtypes, lists, same_bits, solve, solve_truth, task_of
+from helpers.sample_inputs import random_prior, random_weight
+from torch import Tensor
 
 pytestmark = needs_emulation
 
@@ -67,3 +69,53 @@ def test_a_smoothed_task_is_shared_by_blocks(solver, dtype):
     )
     assert_close(one, truth, dtype)
     assert same_bits(one, three)
+
+
+def sample_inputs(tasks: list[Task]) -> dict[str, list[Tensor]]:
+    return {
+        "sample_weight": [random_weight(task, seed) for seed, task in enumerate(tasks)],
+        "sample_prior": [random_prior(task, seed) for seed, task in enumerate(tasks)],
+    }
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@dtypes
+@pytest.mark.parametrize("device", DEVICES)
+def test_sample_inputs_on_every_device(solver, dtype, device):
+    """With padding; and a task alone has the bits that it has in the batch."""
+    tasks = [make_task(seed, (3, 1, 2, 1), 130, 21, noise=1.0, padding=seed) for seed in range(3)]
+    tasks += [make_task(seed, (2,) * (6 + seed), 40, 21, noise=1.0) for seed in range(3, 5)]
+    given, options = sample_inputs(tasks), {"iterations": 3, "history": True}
+    truth = solve_truth(solver, *lists(tasks, torch.float64), **options, **given)
+    backend, (features, labels) = Emulated(**DEVICES[device]), lists(tasks, dtype)
+    together = check(backend, solver, (features, labels), truth, dtype, **options, **given)
+    for t in (0, 2, 4):
+        own = {name: [values[t]] for name, values in given.items()}
+        alone = solve(backend, solver, features[t : t + 1], labels[t : t + 1], **options, **own)
+        assert same_bits(task_of(alone, 0), task_of(together, t))
+
+
+@pytest.mark.parametrize("solver", ["dual", "primal", "gd"])
+def test_sample_inputs_of_a_task_that_is_shared_by_blocks(solver):
+    task, options = make_task(0, (2,) * 30, 1300, 40, noise=1.0), {"iterations": 1}
+    given = {name: values[0] for name, values in sample_inputs([task]).items()}
+    truth = solve_truth(solver, task.features, task.labels, **options, **given)
+    one, three = (
+        solve(Emulated(processors=count), solver, task.features.float(), task.labels, **options, **given)
+        for count in (1, 3)
+    )
+    assert_close(one, truth, torch.float32)
+    assert same_bits(one, three)
+
+
+@dtypes
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_no_query_that_counts_among_tasks_that_have_some(solver, dtype):
+    tasks = [make_task(seed, (2,) * 3, 25, 12, noise=1.0) for seed in range(3)]
+    weights = [random_weight(task, seed) for seed, task in enumerate(tasks)]
+    weights[1] = torch.zeros(len(weights[1]), dtype=torch.float64)
+    options = {"iterations": 4, "history": True, "sample_weight": weights}
+    truth = solve_truth(solver, *lists(tasks, torch.float64), **options)
+    found = check(Emulated(), solver, lists(tasks, dtype), truth, dtype, **options)
+    assert list(found.iterations) == [4, 0, 4]
+    assert (found.proportions[1] == 0).all()

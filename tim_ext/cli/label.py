@@ -18,9 +18,10 @@ from ..evaluation.methods import Method
 from ..files.features import ClassVectors, load_class_vectors, open_pool
 from ..files.label_files import Support, read_support
 from ..files.outputs import output_file
-from ..files.predictions import FORMATS, check_format
+from ..files.predictions import FORMATS, NONE_OF_THESE, check_format
 from ..solver.params import check_count
 from ..solver.presets import PRESETS
+from .none_of_these import add_none_of_these, check_names, describe_foreign
 from .options import (
     add_class_prior,
     add_features_key,
@@ -84,6 +85,7 @@ def add_command(commands: Any) -> None:
     add.add_argument("--iterations", type=int, metavar="N", help=f"(default: {defaults})")
     add_set(add, "a hyper-parameter, for example temperature=10")
     add_class_prior(add, "in the pool")
+    add_none_of_these(add)
     what = "for probabilities kept within an iteration (default: 1GB); with less, they are computed twice"
     add_memory(add, MEMORY, what)
     add_threads(add)
@@ -115,6 +117,7 @@ def _run(options: argparse.Namespace, processes: Processes) -> int:
     pool = open_pool(options.pool, features_key=options.features_key)
     vectors = None if options.class_vectors is None else load_class_vectors(options.class_vectors)
     support = read_labels(options, len(pool), vectors)
+    check_names(options, support.class_names)
     hyper["class_prior"] = read_class_prior(options, support.class_names)
     job = Job(
         pool,
@@ -125,6 +128,7 @@ def _run(options: argparse.Namespace, processes: Processes) -> int:
         options.memory,
         options.spreadsheet_safe,
         None if vectors is None else vectors.vectors,
+        options.none_of_these,
     )
     passes = hyper["iterations"] + 2  # then labels, then the file
     with bar_of(passes * len(pool), processes) as show:
@@ -169,18 +173,21 @@ def report(options: argparse.Namespace, shape: Sequence[int], support: Support, 
     if options.class_vectors is not None:
         where = options.class_vectors.name
         print(f"{where}: a vector of each class; rows and vectors are taken from their own centres")
-    largest = sorted(zip(summary.counts, support.class_names, strict=True), key=lambda item: -item[0])
+    names = [*support.class_names, *[NONE_OF_THESE] * (options.none_of_these is not None)]
+    largest = sorted(zip(summary.counts, names, strict=True), key=lambda item: -item[0])
     shares = [f"{name} {count} ({count / rows:.1%})" for count, name in largest[:5]]
-    shown = ", ".join(shares) + (", .." if classes > 5 else "")
+    shown = ", ".join(shares) + (", .." if len(names) > 5 else "")
     print(f"predicted: {shown}")
     for line in compare_with_nearest(
         support.class_names,
-        summary.counts,
-        summary.nearest,
+        summary.counts[:classes],
+        summary.nearest[:classes],
         what="rows",
         method=options.method,
         told=options.class_prior is not None,
     ):
+        print(line)
+    for line in describe_foreign(options, summary.foreign, rows - len(support.rows), "rows"):
         print(line)
     if rows > len(support.rows):
         print(

@@ -1,4 +1,4 @@
-"""`tim-ext predict`: labels a folder of images from a few labelled ones per class.
+"""`tim-ext predict`: labels a folder of images from a few labelled ones per class, or from class names.
 
     support/cat/1.jpg           --support: a folder for each class, named after it
     support/dog/1.jpg
@@ -22,14 +22,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from ..errors import one_line, require
+from ..errors import UserError, one_line, require
 from ..evaluation.methods import Method
 from ..files.atomic import write_atomically
 from ..files.cells import as_csv
 from ..files.outputs import check_outside, output_folder
+from ..files.predictions import NONE_OF_THESE
 from ..images.extraction import BATCH_SIZE, Extractor, open_extractor
+from ..images.image_text import class_vectors
 from ..images.labelling import (
     Labelled,
     best_two,
@@ -39,11 +42,14 @@ from ..images.labelling import (
 )
 from ..images.networks import GLYPHS, LIBRARIES, LITE
 from ..images.reading import ImageError, shown
+from ..solver.outliers import FOREIGN
 from ..solver.params import check_count
 from ..solver.presets import PRESETS
 from ..version import __version__
 from . import contact_sheet
+from .class_names import add_class_names, as_sentence, describe_names, files_of_names, read_class_names
 from .contact_sheet import Group, Photo
+from .none_of_these import add_none_of_these, check_names, describe_foreign
 from .options import (
     add_class_prior,
     add_method,
@@ -65,19 +71,21 @@ examples:
   tim-ext predict --support labelled --query photos
   tim-ext predict --support labelled --query photos --encoder timm:vit_base_patch16_clip_224.openai
   tim-ext predict --support labelled --query photos --class-prior cat=0.8 dog=0.2
+  tim-ext predict --class-names cat dog "red fox" --query photos --encoder clip-vit-base-patch32
 """
 
 
 def add_command(commands: Any) -> None:
     add = commands.add_parser(
         "predict",
-        help="label a folder of images from a few labelled ones per class",
+        help="label a folder of images from a few labelled ones per class, or from class names",
         description=__doc__.split(": ", 1)[1],
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add.set_defaults(run=run)
-    add.add_argument("--support", type=Path, required=True, metavar="DIR", help="labelled: DIR/CLASS/images")
+    add.add_argument("--support", type=Path, metavar="DIR", help="labelled: DIR/CLASS/images")
+    add_class_names(add)
     add.add_argument("--query", type=Path, required=True, metavar="DIR", help="images to label, at any depth")
     add.add_argument("--out", type=Path, default=OUT, metavar="DIR", help=f"of the results ({OUT})")
     add_spreadsheet_safe(add)
@@ -86,13 +94,15 @@ def add_command(commands: Any) -> None:
         "--encoder",
         default=LITE,
         metavar="NAME",
-        help=f"{', '.join(names)}, or the file of a checkpoint of python_train ({LITE})",
+        help=f"{', '.join(names)}, the file of a checkpoint of python_train, or the folder of a CLIP or "
+        f"SigLIP model of transformers, which --class-names needs ({LITE})",
     )
     add.add_argument("--size", type=int, metavar="PX", help="of the images, if not the encoder's")
     add_method(add)
     add.add_argument("--solver", action=Renamed, new="--method")
     add_set(add, "a hyper-parameter of the method, for example temperature=10")
     add_class_prior(add, "among the images to label")
+    add_none_of_these(add)
     add.add_argument(
         "--limit", type=int, default=LIMIT, metavar="N", help=f"pictures on the contact sheet ({LIMIT})"
     )
@@ -112,8 +122,15 @@ def run(options: argparse.Namespace) -> int:
     workers = check_count("--workers", workers, at_least=1)
     hyper = read_set(options, Method(options.method, PRESETS[options.method].solve))
     two = torch.eye(2)
-    solve(options.method, two, torch.arange(2), two, hyper)  # a bad value fails now, and not after the work
-    classes, queries = find_classes_and_queries(options.support, options.query)
+    # a bad value fails now, and not after the work
+    solve(options.method, two, torch.arange(2), two, hyper, judged=False)
+    names = read_class_names(options)
+    if names is None and options.support is None:
+        raise UserError("--support: expected labelled images, or --class-names, got neither")
+    classes, queries = find_classes_and_queries(
+        options.support, options.query, None if names is None else names.texts
+    )
+    check_names(options, list(classes))
     prior = read_class_prior(options, list(classes))
     if prior is not None:
         hyper["class_prior"] = prior
@@ -121,14 +138,23 @@ def run(options: argparse.Namespace) -> int:
     extract = open_extractor(
         options.encoder, size=options.size, device=options.device, batch_size=batch_size, workers=workers
     )
+    vectors = None
+    if names is not None:
+        texts = [names.text(name) for name in classes]
+        vectors = class_vectors(extract.network, options.encoder, texts, names.prompts)
     with tempfile.TemporaryFile() as spool:
-        labelled = label_images(classes, queries, extract, options.method, hyper, spool)
-        photos = make_photos(labelled, options.query)
-        groups = make_groups(labelled, photos, options.support)
-        notes = describe(options, extract, labelled.skipped, hyper)
-        page = contact_sheet.page(groups, introduction(groups), notes, limit)
+        apart = options.none_of_these is not None
+        labelled = label_images(classes, queries, extract, options.method, hyper, spool, vectors, apart)
+        photos = make_photos(labelled, options.query, options.none_of_these)
+        groups = make_groups(labelled, photos, options.support, apart)
+        said = describe_names(names, labelled, options.encoder)
+        if labelled.known.paths:  # names alone are less sure of it
+            foreign = int((labelled.outlier >= FOREIGN).sum())
+            said += describe_foreign(options, foreign, len(photos), "images")
+        notes = [*describe(options, extract, labelled.skipped, hyper), *map(as_sentence, said)]
+        page = contact_sheet.page(groups, introduction(groups, names is not None), notes, limit)
     write(options, photos, labelled.skipped, page)
-    report(options, groups, labelled)
+    report(options, groups, labelled, said)
     return 0
 
 
@@ -141,29 +167,40 @@ def check_output(
     """--out may lie in --query, as no image is written there; in --support it would become a class."""
     known = [path for paths in classes.values() for path in paths]
     inputs = {
-        "--support": [options.support, *known],
+        "--support": known if options.support is None else [options.support, *known],
         "--query": [options.query, *queries],
         "--class-prior": options.class_prior,
-        "--encoder": options.encoder if Path(options.encoder).is_file() else None,
+        "--encoder": options.encoder if Path(options.encoder).exists() else None,
+        "--class-names": files_of_names(options),
     }
-    check_outside("--out", options.out, "--support", options.support)
+    if options.support is not None:
+        check_outside("--out", options.out, "--support", options.support)
     output_folder("--out", options.out, FILES, inputs)
 
 
-def make_photos(labelled: Labelled, folder: Path) -> list[Photo]:
+def make_photos(labelled: Labelled, folder: Path, threshold: float | None) -> list[Photo]:
+    """Of an image that is of none of the classes, its outlier score is the confidence, and its class comes
+    second."""
     names, found = labelled.names, labelled.found
-    return [
-        Photo(relative(path, folder), picture, names[k], p, names[second], p_second)
-        for path, picture, (k, p, second, p_second) in zip(
-            found.paths, found.pictures, best_two(labelled.probs), strict=True
-        )
-    ]
+    photos = []
+    sure = best_two(labelled.probs, labelled.confidence)
+    for path, picture, outlier, (k, p, second, p_second) in zip(
+        found.paths, found.pictures, labelled.outlier.tolist(), sure, strict=True
+    ):
+        classes = (names[k], p, names[second], p_second)
+        if threshold is not None and outlier >= threshold:
+            classes = (NONE_OF_THESE, outlier, names[k], p)
+        photos.append(Photo(relative(path, folder), picture, *classes))
+    return photos
 
 
-def make_groups(labelled: Labelled, photos: Sequence[Photo], support: Path) -> list[Group]:
+def make_groups(
+    labelled: Labelled, photos: Sequence[Photo], support: Path | None, apart: bool
+) -> list[Group]:
     names, known = labelled.names, labelled.known
-    groups = {name: Group(name, [], []) for name in names}
+    groups = {name: Group(name, [], []) for name in [*names, *[NONE_OF_THESE] * apart]}
     for path, picture, label in zip(known.paths, known.pictures, labelled.labels.tolist(), strict=True):
+        assert support is not None
         groups[names[label]].known.append(Photo(relative(path, support), picture, names[label]))
     for photo in sorted(photos, key=lambda photo: -photo.confidence):  # stable: by path where equal
         groups[photo.name].found.append(photo)
@@ -174,10 +211,12 @@ def relative(path: Path, folder: Path) -> str:
     return shown(path.relative_to(folder))
 
 
-def introduction(groups: Sequence[Group]) -> str:
+def introduction(groups: Sequence[Group], named: bool) -> str:
     labelled = sum(len(group.known) for group in groups)
+    sources = ["the names of the classes"] if named else []
+    sources += [f"{labelled:,} labelled images (dark frames)"] if labelled else []
     return (
-        f"TIM labelled them from {labelled:,} labelled images (dark frames). Each class has its images, "
+        f"TIM labelled them from {' and '.join(sources)}. Each class has its images, "
         "the most certain first; those in orange are less likely than not to belong there, and the class "
         "that comes second is named."
     )
@@ -195,10 +234,16 @@ def describe(
         else "This method prefers classes of about equal size; --class-prior tells it of others."
     )
     size = extract.how.size
+    if options.none_of_these is not None:
+        proportions += (
+            f" Images with an outlier score of {options.none_of_these:g} or more are of {NONE_OF_THESE}; "
+            "the score is their confidence."
+        )
     notes = [
         f"Encoder: {shown(options.encoder)}, {extract.dim} features of images of {size} x {size} pixels. "
         f"Method: {PRESETS[options.method].title}; hyper-parameters: {changed}. tim_ext {__version__}.",
-        f"A confidence is the probability that the method gives to the class. {proportions}",
+        "A confidence is the probability that the class is right, estimated from the images themselves "
+        f"(docs/confidence.md). {proportions}",
     ]
     if skipped:
         notes.append(f"{len(skipped):,} images could not be read: skipped.csv lists them.")
@@ -218,19 +263,28 @@ def write(
         write_atomically(options.out / name, text.encode("utf-8", "backslashreplace"))
 
 
-def report(options: argparse.Namespace, groups: Sequence[Group], labelled: Labelled) -> None:
+def report(
+    options: argparse.Namespace,
+    groups: Sequence[Group],
+    labelled: Labelled,
+    said: Sequence[str],
+) -> None:
     out = options.out
     skipped = labelled.skipped
     width = max(len("class"), *(len(group.name) for group in groups))
-    lines = [f"{'class':<{width}}  labelled   found   share  mean confidence"]
-    for group, share in zip(groups, labelled.proportions.tolist(), strict=True):
+    lines = [*said, ""] if said else []
+    lines.append(f"{'class':<{width}}  labelled   found   share  mean confidence")
+    of_none = labelled.outlier >= (np.inf if options.none_of_these is None else options.none_of_these)
+    shares = [*labelled.proportions(of_none).tolist(), float(of_none.mean())][: len(groups)]
+    for group, share in zip(groups, shares, strict=True):
         mean = group.mean_confidence
         text = "" if mean is None else f"{100 * mean:.1f} %"
         numbers = f"{len(group.known):>8}  {len(group.found):>6}  {100 * share:>4.1f} %"
         lines.append(f"{group.name:<{width}}  {numbers}  {text:>15}")
-    counts = [len(group.found) for group in groups]
+    counts = [len(group.found) for group in groups[: len(labelled.names)]]
+    nearest = np.bincount(labelled.nearest[~of_none], minlength=len(counts)).tolist()
     how = {"what": "images", "method": options.method, "told": options.class_prior is not None}
-    differ = compare_with_nearest(labelled.names, counts, labelled.nearest, **how)
+    differ = compare_with_nearest(labelled.names, counts, nearest, **how)
     lines += ["", *differ] if differ else []
     if skipped:
         lines += ["", f"skipped, as they cannot be read: {len(skipped):,} images"]

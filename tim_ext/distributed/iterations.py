@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..reference import decided_marginal_weight, inner, smoothing_reach, x_log
+from ..reference import decided_marginal_weight, inner, x_log
 from ..solver.batch import make_history
+from ..solver.graph import smoothing_reach
 from ..solver.inputs import QUERY, to_proportions
 from ..solver.params import AUTO, DECIDED_AFTER, UNDECIDED_MARGINAL, AdmParams, GdParams, TimParams
 from ..solver.refusals import CLASS_WITHOUT_SUPPORT, RESULT_NOT_FINITE, refusal

@@ -2,9 +2,10 @@
 
 Each process has a contiguous part of the rows. It solves the task with the others, labels its rows with the
 weights that all of them got (those of robust, which smooths, with the probabilities it got), a block at a
-time, and leaves them in a draft next to the output. The first
-process writes the output from the drafts, in the order of the rows, and renames it when it is complete. From
-start to end it holds the lock of the output: the drafts it finds then are of a run that was killed.
+time, and leaves them and their largest probabilities in a draft next to the output. The first process writes
+the output from the drafts, in the order of the rows, with the confidences of calibration.py, and renames it
+when it is complete. From start to end it holds the lock of the output: the drafts it finds then are of a run
+that was killed.
 """
 
 from __future__ import annotations
@@ -31,13 +32,15 @@ from ..files.atomic import open_draft
 from ..files.label_files import Support
 from ..files.lock import only_run
 from ..files.memory import available_memory, check_fits
-from ..files.predictions import BLOCK, RECORD, Predictions, Records, write_predictions
+from ..files.predictions import BLOCK, NONE_OF_THESE, RECORD, Predictions, Records, write_predictions
+from ..solver.outliers import FOREIGN
 from ..solver.params import ROBUST
 from ..solver.presets import PRESETS, with_defaults
 from ..solver.result import Result
 from ..solver.solve import adm
 from . import smoothing
 from .approximate_neighbours import check_alone
+from .calibration import Calibration, Sureness, calibrate, records_of, sureness
 from .processes import Processes
 
 SOLVERS: dict[str, Callable[..., Result]] = {
@@ -47,6 +50,7 @@ SOLVERS: dict[str, Callable[..., Result]] = {
     "alpha-tim": distributed.gd,
 }
 ROWS = 32768  # labelled in one go
+LOOKED_AT = 5000  # rows of a pool whose outlier scores are found unasked
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,17 +65,24 @@ class Job:
     memory: int  # bytes for probabilities kept within an iteration
     spreadsheet_safe: bool = False  # text in .csv
     class_vectors: Tensor | None = None  # [K, d]
+    none_of_these: float | None = None  # outlier score from which a row is of class K, which has no name
+
+    @property
+    def classes(self) -> int:
+        """Of the predictions."""
+        return len(self.support.class_names) + (self.none_of_these is not None)
 
 
 class Summary(NamedTuple):
     """What the first process can say about the predictions."""
 
-    counts: list[int]  # rows of each class, the labelled ones too
+    counts: list[int]  # rows of each class, the labelled ones too; then those of none, if they are apart
     nearest: list[int]  # the same by the nearest prototype
     confidence: float  # mean over the rows without label
     unsure: float  # share of them with a confidence below 1/2
     seconds: float
     iterations: int
+    foreign: int  # rows that look as if they were of no class, if that was looked at
 
 
 Show = Callable[[str, int], object]
@@ -104,25 +115,25 @@ def _label_pool(job: Job, processes: Processes, show: Show) -> Summary:
 
         result = _solve(job, rows, labels, whole, processes, step)
         try:
-            sums = _write_draft(job, name, labels, _found(job, rows, labels, result), processes, step)
-            sums = torch.stack(processes.gather(sums)).sum(dim=0)
+            counts = _write_draft(job, name, labels, _found(job, rows, labels, result), processes, step)
+            counts = torch.stack(processes.gather(counts)).sum(dim=0)
+            sure = Sureness(0.0, 0.0)
             if processes.is_first:  # the others are free to go
-                _write_predictions(job, name, processes, step)
+                sure = _write_predictions(job, name, processes, step)
         except BaseException:
             _remove(job.out, name)
             raise
         if processes.is_first:
             _remove(job.out, name)
-    *counts, confidence, unsure = sums.tolist()
-    queries = max(total - len(job.support.rows), 1)
-    classes = len(job.support.class_names)
+    classes, scores = job.classes, result.outlier
     return Summary(
-        counts=[int(n) for n in counts[:classes]],
-        nearest=[int(n) for n in counts[classes:]],
-        confidence=confidence / queries,
-        unsure=unsure / queries,
+        counts=counts[:classes].tolist(),
+        nearest=counts[classes:].tolist(),
+        confidence=sure.mean,
+        unsure=sure.below_half,
         seconds=time.perf_counter() - start,
         iterations=int(result.iterations),
+        foreign=int((scores >= FOREIGN).sum()) if isinstance(scores, Tensor) else 0,
     )
 
 
@@ -133,8 +144,12 @@ def _solve(job: Job, rows: Tensor, labels: Tensor, whole: bool, processes: Proce
     try:
         if whole:
             more: dict[str, Any] = {} if job.class_vectors is None else {"class_vectors": job.class_vectors}
+            apart = job.none_of_these is not None
+            looks = apart or (len(job.support.rows) > 0 and total <= LOOKED_AT and classes > 1)
+            more["outputs"] = ("probs", "outlier") if looks else ("probs",)
+            more |= {"sample_weight": "auto"} if apart else {}
             solve = PRESETS[job.method].solve
-            result = solve(rows, labels.long(), num_classes=classes, outputs=("probs",), **more, **hyper)
+            result = solve(rows, labels.long(), num_classes=classes, **more, **hyper)
             step("iterations", total * int(result.iterations))
             return result
         return SOLVERS[job.method](
@@ -160,13 +175,22 @@ def _is_whole(job: Job, processes: Processes) -> bool:
     those of the others not at all. Refuses what is too large."""
     (rows, columns), classes = job.pool.shape, len(job.support.class_names)
     width = 8 if job.pool.dtype == torch.float64 else 4
-    if job.class_vectors is not None:
+    for option, given, copies in (
+        ("--none-of-these", job.none_of_these, 8),
+        ("--class-vectors", job.class_vectors, 3),
+    ):
+        if given is None:
+            continue
         if processes.size > 1:
-            raise ValueError(f"--class-vectors: expected one process, got {processes.size}")
+            raise ValueError(f"{option}: expected one process, got {processes.size}")
+        if option == "--none-of-these" and rows > smoothing.MOST_COMPARED:
+            most = f"at most {smoothing.MOST_COMPARED:,} rows, each of which is compared with every other"
+            raise ValueError(f"{option}: expected {most}, got {rows:,}")
         try:
-            check_fits(rows * 3 * (columns + classes) * width)
+            check_fits(rows * copies * (columns + classes) * width)
         except ValueError as error:
-            raise ValueError(f"--class-vectors: the pool is held in memory with them: {error}") from None
+            raise ValueError(f"{option}: the pool is held in memory with it: {error}") from None
+    if job.none_of_these is not None or job.class_vectors is not None:
         return True
     if job.method != "robust":
         return False
@@ -258,6 +282,12 @@ def _found(job: Job, rows: Tensor, labels: Tensor, result: Result) -> Iterator[B
         else:
             assert isinstance(all_nearest.predictions, Tensor)
             nearest = all_nearest.predictions[block]
+        if job.none_of_these is not None:
+            assert isinstance(result.outlier, Tensor)
+            scores = result.outlier[block]
+            foreign, none = scores >= job.none_of_these, len(job.support.class_names)
+            predictions, nearest = (one.masked_fill(foreign, none) for one in (predictions, nearest))
+            confidences = torch.where(foreign, scores.to(confidences), confidences)
         yield Block(predictions, confidences, nearest)
 
 
@@ -277,20 +307,15 @@ def _prototypes(job: Job) -> Tensor:
 
 
 def _label_rows(labels: Tensor, found: Iterator[Block], classes: int) -> Iterator[tuple[Records, Tensor]]:
-    """Records of one block of rows after the other, and what to add up over them, [2K + 2]: the rows of each
-    class, and by the nearest prototype; of the rows without a label, the sum of the confidences and how many
-    are below 1/2."""
-    for start, (predictions, sure, nearest) in zip(range(0, len(labels), ROWS), found, strict=True):
+    """Records of one block of rows after the other, with the largest probabilities, and what to add up over
+    them, [2K]: the rows of each class, and by the nearest prototype."""
+    for start, (predictions, largest, nearest) in zip(range(0, len(labels), ROWS), found, strict=True):
         given = labels[start : start + ROWS]
         known = given >= 0
         chosen, nearest = (torch.where(known, given, one) for one in (predictions, nearest))
-        confidences = torch.where(known, 1.0, sure.float())
         block = np.empty(len(given), RECORD)
-        block["label"], block["confidence"] = chosen.numpy(), confidences.numpy()
-        of_queries = confidences[~known].double()
-        unsure = (of_queries < 0.5).sum()
-        counts = [torch.bincount(one, minlength=classes) for one in (chosen, nearest)]
-        yield block, torch.cat([*counts, torch.stack([of_queries.sum(), unsure])])
+        block["label"], block["confidence"] = chosen.numpy(), largest.float().numpy()
+        yield block, torch.cat([torch.bincount(one, minlength=classes) for one in (chosen, nearest)])
 
 
 # Files --------------------------------------------------------------------------------------------
@@ -304,9 +329,9 @@ def _write_draft(
     processes: Processes,
     step: Show,
 ) -> Tensor:
-    """The records of this process; returns what `_label_rows` adds up over them, [2K + 2]."""
-    classes = len(job.support.class_names)
-    sums = torch.zeros(2 * classes + 2, dtype=torch.float64)
+    """The records of this process; returns what `_label_rows` adds up over them, [2K]."""
+    classes = job.classes
+    sums = torch.zeros(2 * classes, dtype=torch.int64)
     with _draft(job.out, name, processes.rank).open("wb") as draft:
         for records, counted in _label_rows(labels, found, classes):
             draft.write(records.tobytes())
@@ -315,15 +340,25 @@ def _write_draft(
     return sums
 
 
-def _write_predictions(job: Job, name: str, processes: Processes, step: Show) -> None:
+def _write_predictions(job: Job, name: str, processes: Processes, step: Show) -> Sureness:
     """The output, from the drafts of all processes."""
     drafts = [_draft(job.out, name, rank) for rank in range(processes.size)]
-    _check_drafts(drafts, processes.counts(len(job.pool)))
-    blocks = partial(_blocks, drafts, partial(step, "writing"))
+    total, counts = len(job.pool), processes.counts(len(job.pool))
+    _check_drafts(drafts, counts)
+    calibration = calibrate(
+        job.pool,
+        job.support,
+        partial(records_of, drafts, counts),
+        class_prior=job.hyper.get("class_prior"),
+        class_vectors=job.class_vectors,
+    )
+    sure = sureness(_blocks(drafts, calibration), total, len(job.support.rows))
     with open_draft(job.out) as file:
-        names = job.support.class_names
-        predictions = Predictions(names, len(job.pool), blocks, job.spreadsheet_safe)
+        blocks = partial(_blocks, drafts, calibration, partial(step, "writing"))
+        names = [*job.support.class_names, *[NONE_OF_THESE] * (job.none_of_these is not None)]
+        predictions = Predictions(names, total, blocks, job.spreadsheet_safe)
         write_predictions(job.out.suffix, file, predictions)
+    return sure
 
 
 def _draft(out: Path, job: str, what: object) -> Path:
@@ -360,12 +395,16 @@ def _check_drafts(drafts: list[Path], counts: list[int]) -> None:
             )
 
 
-def _blocks(drafts: list[Path], after: Callable[[int], object]) -> Iterator[Records]:
+def _blocks(
+    drafts: list[Path], calibration: Calibration, after: Callable[[int], object] = lambda rows: None
+) -> Iterator[Records]:
+    start = 0
     for draft in drafts:
         with draft.open("rb") as file:
             while content := file.read(BLOCK * RECORD.itemsize):
                 block = np.frombuffer(content, RECORD)
-                yield block
+                yield calibration(start, block)
+                start += len(block)
                 after(len(block))
 
 

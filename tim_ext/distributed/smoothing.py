@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..reference import neighbour_count
-from ..solver.graph import Graph, chebyshev, chebyshev_steps, make_graph
+from ..solver.graph import Graph, chebyshev, chebyshev_steps, make_graph, neighbour_count
 from ..solver.inputs import PADDING
 from ..solver.refusals import RESULT_NOT_FINITE, refusal
 from .approximate_neighbours import approximate_neighbours, check_alone

@@ -53,6 +53,8 @@ def adm(
     marginal_weight: float | str = ADM.marginal_weight,
     class_prior: Any = None,
     weights: Any = None,
+    sample_weight: Any = None,
+    sample_prior: Any = None,
     smoothing: float | str = ADM.smoothing,
     relaxation: float | str = ADM.relaxation,
     iterations: int = ADM.iterations,
@@ -78,6 +80,7 @@ def adm(
         normalize, lam, alpha, beta, temperature, marginal_weight, class_prior, relaxation, iterations, tol,
             history: as in `tim_ext.adm`.
         weights: [K, d], the first W, the same on all ranks; by default the prototypes.
+        sample_weight, sample_prior: refused, unless None: only `tim_ext.adm`, in one process, has them.
         smoothing: as in `tim_ext.adm`, over the neighbours among the samples of all ranks, up to 250,000 of
             them; beyond, in one process and with approximate neighbours (faiss). It holds a copy of this
             rank's samples in memory. Weights, given or found, are then those of smoothed samples: `classify`
@@ -116,6 +119,8 @@ def robust(
     marginal_weight: float | str = ROBUST.marginal_weight,
     class_prior: Any = None,
     weights: Any = None,
+    sample_weight: Any = None,
+    sample_prior: Any = None,
     smoothing: float | str = ROBUST.smoothing,
     relaxation: float | str = ROBUST.relaxation,
     iterations: int = ROBUST.iterations,
@@ -154,6 +159,8 @@ def gd(
     entropy_order: float = GD.entropy_order,
     class_prior: Any = None,
     weights: Any = None,
+    sample_weight: Any = None,
+    sample_prior: Any = None,
     iterations: int = GD.iterations,
     lr: float = GD.lr,
     betas: tuple[float, float] = GD.betas,
@@ -254,6 +261,8 @@ def _check(
     num_classes: int | None,
     class_prior: Any,
     weights: Any,
+    sample_weight: Any,
+    sample_prior: Any,
     normalize: bool,
     history: bool,
     outputs: Sequence[str],
@@ -271,6 +280,7 @@ def _check(
         raise ValueError(f"cache_bytes: expected an integer >= 0, got {cache_bytes!r}")
     if callback is not None and not callable(callback):
         raise TypeError(f"callback: expected a function, got {type(callback).__name__}")
+    _check_no_samples(name, sample_weight=sample_weight, sample_prior=sample_prior)
     names = check_outputs(outputs)
     rows = to_features("features", features)
     if rows.dim() != 2 or rows.shape[1] == 0:
@@ -302,6 +312,14 @@ def _check(
     facts = {"top": top, "samples": int((marks != PADDING).sum()), "same": same}
     facts["negative"] = roots and shard.has_negative()
     return job, facts
+
+
+def _check_no_samples(method: str, **given: Any) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(
+                f"{name}: expected None over ranks, got one: tim_ext.{method} in one process takes it"
+            )
 
 
 def _check_weights(value: Any, rows: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from ..solver.solve import adm, gd, robust
 # Arguments that are the task, what to return of it, or how to share its work: no hyper-parameters.
 TASK = (
     *("features", "labels", "index", "num_classes", "weights", "class_vectors", "class_vector_weight"),
-    *("base_mean", "history", "outputs"),
+    *("sample_weight", "sample_prior", "sample_prior_weight", "base_mean", "history", "outputs"),
 )
 WORK = ("group", "cache_bytes", "callback")
 ORACLE = "oracle"  # as class_prior: the proportions that each task really has

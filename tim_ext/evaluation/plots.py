@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +19,11 @@ from torch import Tensor
 from ..errors import require
 from ..files.atomic import open_draft
 from ..solver.params import check_count
+from ..solver.result import Result
 from ..tasks import Sampler, Tasks
-from . import theory
+from . import reliability, theory
 from .methods import METHODS
+from .reliability import Reliability
 from .settings import name_settings
 from .statistics import ci95, query_proportions
 from .table import Evaluation, Row
@@ -36,6 +38,7 @@ WORK = (
     200 * 80 * 5
 )  # of all these tasks, where samples times classes is the work of one: 5-way 1-shot has 80 * 5
 ITERATIVE = ("tim-adm", "tim-gd", "alpha-tim")  # methods with curves of convergence
+JUDGED = ("robust", "tim-adm")  # methods with a picture of their reliability
 LARGEST_ANNOTATED = 10  # classes of a confusion matrix with its numbers written in
 
 # Okabe and Ito's palette, which colour-blind people tell apart
@@ -63,9 +66,10 @@ def save_all(
         tasks: how many of them the pictures of the theory take; by default 200, and fewer of large ones.
 
     `accuracy.png` shows all settings. Each setting has its `convergence-...` with the TIM methods evaluated,
-    its `confusion-...` at the initialisation where all tasks have the same number of classes, and its
-    `eigenvalues-...` and `risk-...` over the iterations of TIM-ADM, with the hyper-parameters that it was
-    evaluated with, or with the default ones if it was not.
+    its `reliability-...` with TIM-ADM and robust, where they were, its `confusion-...` at the initialisation
+    where all tasks have the same number of classes, and its `eigenvalues-...` and `risk-...` over the
+    iterations of TIM-ADM, with the hyper-parameters that it was evaluated with, or with the default ones if
+    it was not.
     """
     directory, features = Path(directory), features.cpu()
     samplers = sampler if isinstance(sampler, Mapping) else name_settings([sampler])
@@ -103,6 +107,13 @@ def _theory(
                 adm = solver, iterations
     if curves:
         yield "convergence", draw_convergence(curves, title)
+    judged = {
+        label: reliability.measure(features, tasks, _judged(description, tasks))
+        for label, description in methods.items()
+        if description["method"] in JUDGED
+    }
+    if judged:
+        yield "reliability", draw_reliability(judged, title)
 
     solver, iterations = adm or _solver("tim-adm", {}, tasks)
     if isinstance(tasks.classes, Tensor):
@@ -113,6 +124,20 @@ def _theory(
     curvature = theory.curvature(features, tasks, iterations=iterations, **solver.keywords)
     yield "eigenvalues", draw_eigenvalues(curvature, title)
     yield "risk", draw_risk(*theory.risk(features, tasks, solver, iterations=iterations), title)
+
+
+def _judged(description: Mapping[str, Any], tasks: Tasks) -> Callable[..., Result]:
+    """The method of one task of these after the other."""
+    solver, iterations = _solver(description["method"], description["hyper_parameters"], tasks)
+    told = isinstance(description["hyper_parameters"].get("class_prior"), str)  # each task its own
+    priors = iter(solver.keywords["class_prior"]) if told else None
+
+    def solve(*task: Any, **options: Any) -> Result:
+        more = {} if priors is None else {"class_prior": next(priors)}
+        result: Result = solver(*task, iterations=iterations, **more, **options)
+        return result
+
+    return solve
 
 
 def _solver(name: str, given: Mapping[str, Any], tasks: Tasks) -> tuple[partial[Any], int]:
@@ -178,6 +203,28 @@ def draw_convergence(curves: Mapping[str, Convergence], title: str = "") -> Figu
     for axis in axes.flat:
         _plain_axes(axis)
     _legend(figure, axes[0][0])
+    return figure
+
+
+def draw_reliability(judged: Mapping[str, Mapping[str, Reliability]], title: str = "") -> Figure:
+    """A panel for each method: how often its predictions are right, against how sure it says it is."""
+    figure = _figure(width=1 + 4.2 * len(judged), height=4.8, title=title)
+    axes = figure.subplots(1, len(judged), squeeze=False, sharey=True)[0]
+    for axis, (method, kinds) in zip(axes, judged.items(), strict=True):
+        axis.plot([0, 100], [0, 100], ":", color=GREY, linewidth=1)
+        errors = []
+        for color, (kind, found) in zip(_colors(kinds), kinds.items(), strict=True):
+            x, y = 100 * found.sure, 100 * found.right
+            axis.plot(x.numpy(), y.numpy(), "-", color=color, linewidth=1.2, label=kind)
+            axis.scatter(x.numpy(), y.numpy(), s=6 + 400 * found.size.numpy(), color=color, alpha=0.6)
+            errors.append(f"{found.error:.1f} %")
+        axis.set_title(f"{method}: calibration error {' and '.join(errors)}", fontsize=10, loc="left")
+        axis.set_xlabel("said (%)")
+        axis.set_xlim(0, 103)
+        axis.set_ylim(0, 103)
+        _plain_axes(axis)
+    axes[0].set_ylabel("right (%)")
+    _legend(figure, axes[0])
     return figure
 
 

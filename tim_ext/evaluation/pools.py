@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..files.features import row_blocks
+from ..files.features import first_not_finite, row_blocks
 from ..solver.inputs import to_features, to_integers
 from ..transforms import Transform, make_transform
 from .settings import Run
@@ -19,11 +19,9 @@ def check_pool(features: Any, labels: Any) -> tuple[Tensor, Tensor]:
     if pool.dim() != 2 or 0 in pool.shape:
         raise ValueError(f"features: expected shape [M, d], neither of them 0, got {list(pool.shape)}")
     classes = to_integers("labels", labels, None, pool.shape[:1], "features").cpu()
-    # in blocks: no [M, d] of flags
-    finite = torch.cat([pool[rows].isfinite().all(dim=1) for rows in row_blocks(pool)])
-    wrong = (~finite.cpu() & (classes >= 0)).nonzero()
-    if len(wrong):
-        raise ValueError(f"features: expected finite values, got NaN or Inf in row {int(wrong[0])}")
+    row = first_not_finite(pool, classes)
+    if row is not None:
+        raise ValueError(f"features: expected finite values, got NaN or Inf in row {row}")
     return pool.contiguous(), classes
 
 

@@ -88,7 +88,9 @@ def load_features(
             class_names = _to_class_names(
                 entry_name(labels_source, CLASS_NAMES), names, int(labels.max()) + 1
             )
-    _check_finite(source, features, labels)
+    row = first_not_finite(features, labels)
+    if row is not None:
+        raise ValueError(f"{source}: expected finite features, got NaN or Inf in row {row}")
     return Features(features, labels, class_names, hash_tensors(features, labels), str(source))
 
 
@@ -148,6 +150,19 @@ def mean_of_rows(features: Tensor) -> Tensor:
     for rows in row_blocks(features):
         total += features[rows].sum(dim=0, dtype=torch.float64)
     return total / len(features)
+
+
+def first_not_finite(features: Tensor, labels: Tensor) -> int | None:
+    """The first row of a class that has NaN or Inf. Nothing is kept of a block: small results between large
+    temporary ones would break the memory that these leave into pieces too small for the next."""
+    for rows in row_blocks(features):
+        chunk = features[rows]
+        if chunk.sum(dtype=torch.float64).isfinite():  # then every value is
+            continue
+        wrong = ~chunk.isfinite().all(dim=1).cpu() & (labels[rows] >= 0)
+        if wrong.any():
+            return int(rows.start) + int(wrong.nonzero()[0])
+    return None
 
 
 def hash_tensors(*tensors: Tensor) -> str:
@@ -255,17 +270,6 @@ def _strings(where: str, values: NDArray[Any]) -> NDArray[np.str_]:
         if largest > sys.maxunicode:  # Python itself would fail on it
             raise ValueError(f"{where}: expected text, got a character of number {largest}")
     return values
-
-
-def _check_finite(path: Path, features: Tensor, labels: Tensor) -> None:
-    for rows in row_blocks(features):
-        chunk = features[rows]
-        if chunk.sum(dtype=torch.float64).isfinite():  # then every value is
-            continue
-        wrong = ~chunk.isfinite().all(dim=1) & (labels[rows] >= 0)
-        if wrong.any():
-            row = rows.start + int(wrong.nonzero()[0])
-            raise ValueError(f"{path}: expected finite features, got NaN or Inf in row {row}")
 
 
 # Sentences ----------------------------------------------------------------------------------------

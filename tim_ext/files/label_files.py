@@ -1,4 +1,4 @@
-"""The few labelled rows of a pool, and proportions of classes, from CSV files."""
+"""The few labelled rows of a pool, and proportions of classes, from CSV files; names from lines of text."""
 
 from __future__ import annotations
 
@@ -86,6 +86,15 @@ def to_proportions(
         raise UserError(f"{source}: expected a share of every class, got none of {listed(missing)}")
     total = sum(found.values())
     return [found[name] / total for name in class_names]
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines that are not empty, without the spaces around them."""
+    lines = [line.strip() for line in _read(path).splitlines()]
+    for number, line in enumerate(lines, 1):
+        if "\0" in line:
+            _refuse(path, number, "text", "a NUL character")
+    return [line for line in lines if line]
 
 
 def _lines(path: Path, columns: tuple[str, str]) -> Iterator[tuple[int, str, str]]:

@@ -18,6 +18,7 @@ from ..errors import require
 from .cells import as_cell
 
 RECORD = np.dtype([("label", "<i4"), ("confidence", "<f4")])
+NONE_OF_THESE = "none of these"  # a class of rows that are of none of the classes
 BLOCK = 1 << 16  # rows in memory at once; of .parquet, a row group
 
 Records = NDArray[Any]  # [n] of RECORD

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -23,8 +23,15 @@ from torch import Tensor, nn
 from ..errors import UserError, one_line, require
 from ..solver.params import check_count
 from .networks import feature_size, features_of, open_encoder
-from .preprocessing import Preprocessing, center_crop, normalize, to_tensor
-from .reading import ImageError, open_image
+from .preprocessing import (
+    PillowPreprocessing,
+    Preprocessing,
+    center_crop,
+    normalize,
+    resize_by_pillow,
+    to_tensor,
+)
+from .reading import ImageError, cut_ends, open_image
 
 PICTURE = 112  # pixels of the longer side of a picture
 QUALITY = 80  # of its JPEG
@@ -58,6 +65,8 @@ class Extractor:
 
         Of the images themselves, only a batch and those that wait for it are in memory.
         """
+        if not paths:  # no bar then
+            return Encoded([], torch.empty(0, self.dim), []), []
         kept, parts, pictures = [], [], []
         skipped = []
         batch: list[Tensor] = []
@@ -110,7 +119,8 @@ def open_extractor(
     if size is not None:
         size = check_count("--size", size, at_least=1)
         how = replace(how, size=size, resize=round(size * how.resize / how.size))
-    network = network.to(device_of(device)).to(memory_format=torch.channels_last).eval()
+    network = network.to(device_of(device)).eval()
+    network = cast(Any, network).to(memory_format=torch.channels_last)  # torch types it for tensors alone
     return Extractor(network, how, name, batch_size, workers)
 
 
@@ -156,10 +166,16 @@ def _read(
 
 def _read_one(path: Path, how: Preprocessing) -> Image | ImageError:
     try:
-        image = open_image(path, how.channels, shortest=how.resize if how.antialias else None)
+        by_pillow = isinstance(how, PillowPreprocessing)  # of the image as it is, to the last bit
+        shortest = None if by_pillow or not how.antialias else how.resize
+        image = open_image(path, how.channels, shortest=shortest)
     except ImageError as error:
         return ImageError(error.path, error.reason)  # a new one: a traceback would keep what was decoded
-    pixels = center_crop(to_tensor(np.array(image)[None], how.channels), how)
+    if isinstance(how, PillowPreprocessing):
+        image = image if how.squash else cut_ends(image)
+        pixels = to_tensor(np.array(resize_by_pillow(image, how))[None], how.channels)
+    else:
+        pixels = center_crop(to_tensor(np.array(image)[None], how.channels), how)
     image.thumbnail((PICTURE, PICTURE))
     stream = io.BytesIO()
     image.save(stream, "JPEG", quality=QUALITY)

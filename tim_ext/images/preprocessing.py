@@ -56,6 +56,24 @@ class Preprocessing:
         return Preprocessing(description["size"], description["resize"], description["antialias"], mean, std)
 
 
+@dataclass(frozen=True)
+class PillowPreprocessing(Preprocessing):
+    """Resized by Pillow, to 8 bits, with its filter of that number: bicubic is 3. So CLIP was trained, and
+    nothing is done before to make large images cheaper."""
+
+    resample: int = 3
+    squash: bool = False  # both sides get `resize` pixels, whatever the image's aspect ratio
+
+
+def resize_by_pillow(image: Any, how: PillowPreprocessing) -> Any:
+    """A Pillow image of size x size; where its margins cannot be equal, the one below or right is larger."""
+    short = min(image.size)
+    sides = [how.resize * (short if how.squash else side) // short for side in image.size]
+    image = image.resize(sides, how.resample)
+    left, top = ((side - how.size) // 2 for side in sides)
+    return image.crop((left, top, left + how.size, top + how.size))
+
+
 def to_tensor(images: NDArray[np.uint8], channels: int) -> Tensor:
     """[B, H, W] or [B, H, W, 3] of 0 .. 255 -> [B, channels, H, W] of 0 .. 1."""
     tensor = torch.from_numpy(np.ascontiguousarray(images)).to(torch.float32) / 255

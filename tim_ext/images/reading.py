@@ -145,7 +145,7 @@ def _decode(pillow: Any, image: Any, channels: int, shortest: int | None) -> Any
     turn = TURNS.get(_orientation(image))  # now: the decoder may have turned the image already
     image = _plain(pillow, image).convert("RGB" if channels == 3 else "L")
     if shortest is not None:
-        image = _centre(image)
+        image = cut_ends(image)
         factor = min(image.size) // (2 * shortest)
         image = image.reduce(factor) if factor > 1 else image
     return image if turn is None else image.transpose(pillow.Transpose[turn])
@@ -176,7 +176,8 @@ def _plain(pillow: Any, image: Any) -> Any:
     return image
 
 
-def _centre(image: Any) -> Any:
+def cut_ends(image: Any) -> Any:
+    """The centre, at most LONGEST times as long as wide."""
     longest = LONGEST * min(image.size)
     left, top = (max(0, side - longest) // 2 for side in image.size)
     if not left and not top:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .inputs import (
+    QUERY,
     check_data,
     check_device,
     dtype_name,
@@ -30,6 +31,25 @@ from .refusals import in_task, refusal
 from .result import History, Result
 
 
+class Inputs(NamedTuple):
+    """What a task is given besides its samples."""
+
+    class_prior: Tensor | None  # [K]
+    weights: Tensor | None  # [K, d]  the first W
+    sample_weight: Tensor  # [N]  of a query, 1 if none are given; 0 of other samples
+    sample_log_prior: Tensor | None  # [N, K]
+    sample_prior_weight: float  # lam_0; 0 without a prior
+
+    def of_samples(self, chosen: Tensor, like: Tensor) -> Inputs:
+        """Those of some samples, in the type and on the device of `like`."""
+        prior, log_prior = self.class_prior, self.sample_log_prior
+        return self._replace(
+            class_prior=None if prior is None else prior.to(like),
+            sample_weight=self.sample_weight[chosen].to(like),
+            sample_log_prior=None if log_prior is None else log_prior[chosen].to(like),
+        )
+
+
 class Batch(NamedTuple):
     """T tasks; task t owns the samples offsets[t] .. offsets[t + 1] and has classes[t] classes."""
 
@@ -44,6 +64,10 @@ class Batch(NamedTuple):
     class_prior: Tensor | None = None  # [sum K_t]  float64, CPU; None: uniform
     weights: Tensor | None = None  # [sum K_t, d]  the first W, of the type computed in; None: prototypes
     added: Sequence[int] | None = None  # class vectors at the end of each task
+    # the two of sample_inputs.py, of the type computed in
+    sample_weight: Tensor | None = None  # [R]
+    sample_log_prior: Tensor | None = None  # [sum N_t K_t]
+    sample_prior_weight: float = 0.0  # lam_0; 0 without a prior
 
     def tasks(self) -> Iterator[tuple[Tensor, Tensor, int]]:
         """Rows [N], labels [N] and K of each task."""
@@ -58,11 +82,31 @@ class Batch(NamedTuple):
             return [None] * len(self.counts)
         return torch.split(self.class_prior, list(self.counts))
 
-    def first_weights(self) -> Sequence[Tensor | None]:
-        """The first W [K, d] of each task."""
-        if self.weights is None:
-            return [None] * len(self.counts)
-        return torch.split(self.weights, list(self.counts))
+    def sample_arguments(self) -> dict[str, Any]:
+        """What is given for single samples, by the names that the operators have for it."""
+        arguments: dict[str, Any] = {}
+        if self.sample_weight is not None:
+            arguments["sample_weight"] = self.sample_weight
+        if self.sample_log_prior is not None:
+            arguments["sample_log_prior"] = self.sample_log_prior
+            arguments["sample_prior_weight"] = self.sample_prior_weight
+        return arguments
+
+    def inputs(self) -> Iterator[Inputs]:
+        """What each task is given."""
+        sizes, counts, none = list(self.sizes), list(self.counts), [None] * len(self.counts)
+        weight = (self.labels == QUERY).double() if self.sample_weight is None else self.sample_weight
+        log_prior, entries = self.sample_log_prior, list(map(int.__mul__, sizes, counts))
+        for prior, first, v, logs, count in zip(
+            self.priors(),
+            none if self.weights is None else torch.split(self.weights, counts),
+            torch.split(weight, sizes),
+            none if log_prior is None else torch.split(log_prior, entries),
+            counts,
+            strict=True,
+        ):
+            logs = None if logs is None else logs.view(-1, count)
+            yield Inputs(prior, first, v, logs, self.sample_prior_weight)
 
 
 def make_batch(
@@ -264,11 +308,14 @@ def make_result(
     predictions: Tensor,  # [R]
     weights: Tensor,  # [sum K_t, d]
     iterations: Tensor,  # [T]
-    history: Tensor,  # [T, iterations + 1 or 0, 3]
+    history: Tensor,  # [T, iterations + 1 or 0, 3], or 4 with a sample prior
     proportions: Tensor,  # [sum K_t]
     marginal_weights: Tensor | None = None,  # [T], of a method that has any
+    confidence: Tensor | None = None,  # [R], if asked for
 ) -> Result:
     if batch.added is not None:
+        if confidence is not None:
+            confidence = _own_samples(batch, confidence)
         batch, probs, predictions = _without_added(batch, outputs, probs, predictions)
     lead = (len(batch.sizes),) if batch.lead is None else batch.lead
     marginal_weight = None if marginal_weights is None else marginal_weights.view(lead)
@@ -279,10 +326,22 @@ def make_result(
         iterations=iterations.view(lead),
         proportions=_per_task(batch, batch.counts, proportions),
         marginal_weight=marginal_weight,
-        history=make_history(params, history.view(*lead, -1, 3), marginal_weight)
+        confidence=None if confidence is None else _per_task(batch, batch.sizes, confidence),
+        history=make_history(
+            params, history.view(*lead, *history.shape[1:]), marginal_weight, batch.sample_prior_weight
+        )
         if marginal_weight is not None and history.shape[1]
         else None,
     )
+
+
+def per_sample(batch: Batch, flat: Tensor) -> Tensor | list[Tensor]:
+    """[.., N] of the caller's samples, from a number for each sample, flat [R]."""
+    if batch.added is None:
+        return _per_task(batch, batch.sizes, flat)
+    own = [size - added for size, added in zip(batch.sizes, batch.added, strict=True)]
+    parts = [part[:n] for part, n in zip(torch.split(flat, list(batch.sizes)), own, strict=True)]
+    return _per_task(batch, own, torch.cat(parts))
 
 
 def _without_added(
@@ -291,15 +350,18 @@ def _without_added(
     """The caller's samples alone."""
     assert batch.added is not None
     own = [size - added for size, added in zip(batch.sizes, batch.added, strict=True)]
-
-    def first(flat: Tensor, widths: Sequence[int]) -> Tensor:
-        parts = torch.split(flat, list(map(int.__mul__, batch.sizes, widths)))
-        return torch.cat([part[: n * k] for part, n, k in zip(parts, own, widths, strict=True)])
-
-    ones = [1] * len(own)
-    probs = first(probs, batch.counts) if "probs" in outputs else probs
-    predictions = first(predictions, ones) if "predictions" in outputs else predictions
+    probs = _own_samples(batch, probs, batch.counts) if "probs" in outputs else probs
+    predictions = _own_samples(batch, predictions) if "predictions" in outputs else predictions
     return batch._replace(sizes=own), probs, predictions
+
+
+def _own_samples(batch: Batch, flat: Tensor, widths: Sequence[int] | None = None) -> Tensor:
+    """flat [sum N_t width_t] without the class vectors."""
+    assert batch.added is not None
+    widths = [1] * len(batch.sizes) if widths is None else widths
+    parts = torch.split(flat, list(map(int.__mul__, batch.sizes, widths)))
+    shapes = zip(parts, batch.sizes, batch.added, widths, strict=True)
+    return torch.cat([part[: (size - added) * k] for part, size, added, k in shapes])
 
 
 def _probs(batch: Batch, flat: Tensor) -> Tensor | list[Tensor]:
@@ -319,8 +381,13 @@ def _per_task(batch: Batch, lengths: Sequence[int], flat: Tensor) -> Tensor | li
     return list(torch.split(flat, list(lengths)))
 
 
-def make_history(params: TimParams, terms: Tensor, marginal_weight: Tensor) -> History:
-    """terms [.., iterations + 1, 3]; marginal_weight [..] is that of the last iterations."""
-    cross_entropy, marginal, conditional = terms.unbind(-1)
+def make_history(
+    params: TimParams, terms: Tensor, marginal_weight: Tensor, sample_prior_weight: float = 0.0
+) -> History:
+    """terms [.., iterations + 1, 3 or 4]; marginal_weight [..] is that of the last iterations."""
+    cross_entropy, marginal, conditional, *with_priors = terms.unbind(-1)
     loss = params.lam * cross_entropy - marginal_weight[..., None] * marginal + params.alpha * conditional
-    return History(cross_entropy, marginal, conditional, loss)
+    if not with_priors:
+        return History(cross_entropy, marginal, conditional, loss)
+    loss = loss + sample_prior_weight * with_priors[0]
+    return History(cross_entropy, marginal, conditional, loss, with_priors[0])

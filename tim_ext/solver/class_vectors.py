@@ -21,13 +21,18 @@ import torch
 from torch import Tensor
 
 from .batch import Batch, make_batch, own_samples, refuse, with_inputs
-from .inputs import PADDING, check_device, refuse_shape, to_features
+from .inputs import PADDING, check_device, real_type, refuse_shape, to_features
 from .params import check_count
 from .refusals import ROW_OUT_OF_RANGE
+from .sample_inputs import with_sample_inputs
 
 
 def batch_of(given: Mapping[str, Any]) -> Batch:
     """From the arguments of a solver, by name."""
+    return with_sample_inputs(_samples_and_classes(given), given)
+
+
+def _samples_and_classes(given: Mapping[str, Any]) -> Batch:
     if given["class_vectors"] is None:
         names = ("features", "labels", "index", "num_classes", "class_prior", "weights")
         return make_batch(*(given[name] for name in names))
@@ -101,24 +106,20 @@ def _matrix(name: str, value: Any, batch: Batch, num_classes: int | None) -> Ten
     if not finite.all():
         wrong = int((~finite).nonzero()[0])
         raise ValueError(f"{name}: expected finite values, got NaN or Inf for class {wrong}")
-    return tensor.to(_real(batch.features))
+    return tensor.to(real_type(batch.features))
 
 
 def _samples(batch: Batch) -> Tensor:
     """[R, d], of the type computed in."""
     if batch.rows is None:
-        return batch.features.to(_real(batch.features))
+        return batch.features.to(real_type(batch.features))
     total, padding = len(batch.features), batch.labels == PADDING
     wrong = ((batch.rows < 0) | (batch.rows >= total)) & ~padding
     if wrong.any():  # as the operator would refuse it
         sample = int(wrong.nonzero()[0])
         task = int((batch.offsets <= sample).sum()) - 1
         refuse(batch, task, ROW_OUT_OF_RANGE, sample - int(batch.offsets[task]), int(batch.rows[sample]))
-    return batch.features[batch.rows.masked_fill(padding, 0)].to(_real(batch.features))
-
-
-def _real(features: Tensor) -> torch.dtype:
-    return torch.float64 if features.dtype == torch.float64 else torch.float32
+    return batch.features[batch.rows.masked_fill(padding, 0)].to(real_type(batch.features))
 
 
 def _from_their_centres(z: Tensor, labels: Tensor, t: Tensor, normalize: bool) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import reference
-from .graph import chebyshev, chebyshev_steps, make_graph
+from .graph import chebyshev, chebyshev_steps, make_graph, neighbour_count
 
 BLOCK = 1 << 24  # numbers at a time
 SAME = {torch.float32: 1e-6, torch.float64: 1e-12}  # of its largest value, a row may be off: rounding
@@ -57,7 +57,7 @@ class Extension:
 
 def extend(z: Tensor, num_classes: int, reach: float) -> Extension:
     """For a solve of z [N, d] (unit length or not, as the solver took them) that smooths with this reach."""
-    nearest = reference.neighbour_count(len(z), num_classes)
+    nearest = neighbour_count(len(z), num_classes)
     cos, near = _neighbours(z, nearest)
     graph = make_graph(cos, near, reach)
     y = chebyshev(z, graph, reach, chebyshev_steps(reach, z.dtype))

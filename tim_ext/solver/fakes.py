@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .gradients import DIFFERENTIABLE
+from .inputs import real_type
 
 register_fake: Any = torch.library.register_fake  # untyped in torch
 torch_ops: Any = torch.ops
@@ -27,16 +28,17 @@ def fake_solve(
     weights_rows: int,
     proportions_size: int,
     history: bool,
-    **hyper_parameters: object,
+    sample_log_prior: Tensor | None = None,
+    **others: object,
 ) -> tuple[Tensor, ...]:
-    dtype = real(features)
-    tasks = classes.shape[0]
+    dtype = real_type(features)
+    tasks, terms = classes.shape[0], 3 if sample_log_prior is None else 4
     return (
         features.new_empty((probs_size,), dtype=dtype),
         labels.new_empty(labels.shape),
         features.new_empty((weights_rows, features.shape[1]), dtype=dtype),
         labels.new_empty((tasks,)),
-        features.new_empty((tasks, iterations + 1 if history else 0, 3), dtype=dtype),
+        features.new_empty((tasks, iterations + 1 if history else 0, terms), dtype=dtype),
         features.new_empty((proportions_size,), dtype=dtype),
         features.new_empty((tasks,), dtype=dtype),
         labels.new_empty((tasks, 3)),
@@ -69,12 +71,8 @@ def fake_gd_gradient(
     return features.new_empty((tasks,)), features.new_empty((tasks, 3)), weights.new_empty(weights.shape)
 
 
-def real(features: Tensor) -> torch.dtype:
-    return torch.float64 if features.dtype == torch.float64 else torch.float32
-
-
 def fake_shard_scale(features: Tensor, labels: Tensor, normalize: bool) -> tuple[Tensor, Tensor]:
-    return features.new_empty((features.shape[0],), dtype=real(features)), labels.new_empty((3,))
+    return features.new_empty((features.shape[0],), dtype=real_type(features)), labels.new_empty((3,))
 
 
 def fake_shard_softmax(
@@ -94,7 +92,7 @@ def fake_shard_sums(
 def fake_shard_classify(
     features: Tensor, labels: Tensor, scale: Tensor, weights: Tensor, *, probs: bool, **options: object
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    n, dtype = features.shape[0], real(features)
+    n, dtype = features.shape[0], real_type(features)
     p = features.new_empty((n if probs else 0, weights.shape[0]), dtype=dtype)
     return p, labels.new_empty((n,)), features.new_empty((n,), dtype=dtype), labels.new_empty((3,))
 

@@ -9,7 +9,25 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
+from .params import AUTO
+
 LEAST_DEGREE = 1e-9
+
+
+def smoothing_reach(smoothing: float | str, support: int, samples: int, num_classes: int) -> float:
+    """r; "auto": 0.7 s^-0.2 with s support samples per class; with n > 100 samples per class in all longer,
+    1 - r = (1 - 0.7 s^-0.2) (100 / n)^1/2, but at most 0.9
+    """
+    if smoothing != AUTO:
+        return float(smoothing)
+    reach: float = 0.7 * (support / num_classes) ** -0.2
+    longer = 1 - (1 - reach) * math.sqrt(100 / max(samples / num_classes, 100))
+    return max(reach, min(longer, 0.9))
+
+
+def neighbour_count(samples: int, num_classes: int) -> int:
+    """k = N / 2K, rounded, 3 to 10; all others of a task that has fewer"""
+    return min(max(3, min(10, (samples + num_classes) // (2 * num_classes))), samples - 1)
 
 
 class Graph(NamedTuple):

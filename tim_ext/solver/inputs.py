@@ -75,8 +75,7 @@ def is_list_of_vectors(value: Any) -> bool:
 def to_proportions(name: str, value: Any, count: int) -> Tensor:
     """[K], > 0 and of sum 1, in float64 on the CPU."""
     tensor = to_numbers(name, value)
-    if not (tensor.dtype.is_floating_point or tensor.dtype in INTEGERS):
-        raise TypeError(f"{name}: expected numbers, got {dtype_name(tensor)}")
+    check_numeric(name, tensor)
     if tensor.shape != (count,):
         refuse_shape(name, f"[{count}], one proportion for each class", tensor)
     check_data(name, tensor)
@@ -95,8 +94,12 @@ def to_weights(name: str, value: Any, count: int, features: Tensor) -> Tensor:
     if tensor.shape != (count, features.shape[1]):
         refuse_shape(name, f"[{count}, {features.shape[1]}], a row for each class", tensor)
     check_device(name, tensor, features, "features")
-    real = torch.float64 if features.dtype == torch.float64 else torch.float32
-    return tensor.to(real).contiguous()
+    return tensor.to(real_type(features)).contiguous()
+
+
+def real_type(features: Tensor) -> torch.dtype:
+    """What features are computed in."""
+    return torch.float64 if features.dtype == torch.float64 else torch.float32
 
 
 def to_numbers(name: str, value: Any) -> Tensor:
@@ -128,6 +131,11 @@ def _from_foreign(value: Any) -> Tensor:
     with warnings.catch_warnings():  # a read-only array is fine: nothing here writes to its input
         warnings.filterwarnings("ignore", message=".*not writable")
         return torch.as_tensor(value)
+
+
+def check_numeric(name: str, tensor: Tensor) -> None:
+    if not (tensor.dtype.is_floating_point or tensor.dtype in INTEGERS):
+        raise TypeError(f"{name}: expected numbers, got {dtype_name(tensor)}")
 
 
 def check_data(name: str, tensor: Tensor) -> None:

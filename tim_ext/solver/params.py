@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # of typing from Python 3.11 on
 
 FORMS = ("auto", "dual", "primal")  # of TIM-ADM: how the weights are kept
-OUTPUTS = ("probs", "predictions", "weights")
+OUTPUTS = ("probs", "predictions", "weights")  # unless told
+KNOWN_OUTPUTS = (*OUTPUTS, "outlier", "confidence")  # of a solver
 LARGEST_COUNT = 2**31 - 1
 CLASS_VECTOR_WEIGHT = 4  # labelled samples that a class vector counts as
 # marginal_weight="auto": the largest weight until a task decides again, and when (csrc/common/equations.h)
@@ -68,6 +69,11 @@ def check_form(name: str, form: Any) -> str:
 
 
 AUTO = "auto"
+SAMPLE_PRIOR_WEIGHT = AUTO  # lam_0, of the cross entropy of q_i with prior_i
+
+
+def is_auto(value: Any) -> bool:
+    return isinstance(value, str) and value == AUTO
 
 
 def check_or_auto(name: str, value: Any, *, check: Check) -> float | str:

@@ -32,7 +32,10 @@ class History(ShortRepr):
     cross_entropy: Tensor  # CE on the support set, mean over its samples
     marginal_entropy: Tensor  # M on the query set: H(phat), or log K - KL(phat || prior) with a class prior
     conditional_entropy: Tensor  # H(Y|X) on the query set
-    loss: Tensor  # lam * CE - m * M + alpha * H(Y|X), m that of the last iterations
+    # lam * CE - m * M + alpha * H(Y|X) + lam_0 * D, m that of the last iterations
+    loss: Tensor
+    # D, with sample priors: -mean over Q of sum_k p_ik log prior_ik, the largest prior_ik of a sample being 1
+    prior_cross_entropy: Tensor | None = None
 
     @property
     def mutual_information(self) -> Tensor:
@@ -45,8 +48,8 @@ class Result(ShortRepr):
     """The solution of one task or of a batch of tasks.
 
     `..` stands for nothing (one task) or for T (a batch). For a list of tasks, `probs`, `predictions`,
-    `weights` and `proportions` are lists with one tensor per task, without `..`. An output
-    that was not asked for is None.
+    `weights`, `proportions`, `outlier` and `confidence` are lists with one tensor per task, without `..`. An
+    output that was not asked for is None.
     """
 
     probs: Tensor | list[Tensor] | None  # [.., N, K]  p of every sample, support included; padding: 0
@@ -56,3 +59,6 @@ class Result(ShortRepr):
     history: History | None = None
     proportions: Tensor | list[Tensor] | None = None  # [.., K]  mean of p over the queries, 0 without any
     marginal_weight: Tensor | None = None  # [..]  m of the last iterations: given, or decided by the task
+    outlier: Tensor | list[Tensor] | None = None  # [.., N]  of a query, 0 .. 1: of none of the classes
+    # [.., N]  probability that the prediction is right: of a labelled sample 1 or 0, of padding 0
+    confidence: Tensor | list[Tensor] | None = None

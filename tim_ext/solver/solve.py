@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import native
-from .batch import check_status, make_result
+from .batch import Batch, check_status, make_result
 from .class_vectors import batch_of
+from .confidence import confidences
+from .outliers import PARAMS, needs_outliers, solve_with_outliers
 from .params import (
     ADM,
     CLASS_VECTOR_WEIGHT,
     GD,
+    KNOWN_OUTPUTS,
     OUTPUTS,
     ROBUST,
+    SAMPLE_PRIOR_WEIGHT,
     TimParams,
     check_flag,
     check_form_with_weights,
@@ -25,6 +30,12 @@ from .params import (
 from .renames import renamed
 from .result import Result
 from .roots import with_roots
+
+# of adm_solve and gd_solve, in their order
+RESULTS = (
+    *("probs", "predictions", "weights", "iterations", "history"),
+    *("proportions", "marginal_weights", "status"),
+)
 
 
 @renamed(solver="form")
@@ -44,6 +55,9 @@ def adm(
     weights: Any = None,
     class_vectors: Any = None,
     class_vector_weight: int = CLASS_VECTOR_WEIGHT,
+    sample_weight: Any = None,
+    sample_prior: Any = None,
+    sample_prior_weight: float | str = SAMPLE_PRIOR_WEIGHT,
     smoothing: float | str = ADM.smoothing,
     relaxation: float | str = ADM.relaxation,
     iterations: int = ADM.iterations,
@@ -82,6 +96,18 @@ def adm(
             beside the others, or instead of them. Samples and vectors are each taken from their own centre,
             and `weights` are points there; `tim_ext.solver.class_vectors` has the equations.
         class_vector_weight: as how many labelled samples a class vector counts, where there are any.
+        sample_weight: how much each query counts, >= 0: numbers of the shape of `labels` that multiply it in
+            every sum over the queries. Only their ratios matter. A query of weight 0 moves no other one, and
+            is labelled all the same. Smoothing, `tol` and what stands at other samples know nothing of it.
+            "auto", for pools with samples of none of the classes: 1 - `Result.outlier`^4.
+        sample_prior: what is known of each query's class from elsewhere, as another model's probabilities:
+            numbers >= 0 of the shape of `labels` and K. Only the ratios within a row matter, and none is
+            taken as less than 1e-6 of the largest; a row of zeros, or of equal numbers, says nothing. Of each
+            query, -lam_0 sum_k q_ik log prior_ik enters what the iteration minimises;
+            `tim_ext.reference.q_update` derives the update. `probs` are the distance softmax all the same.
+        sample_prior_weight: lam_0 > 0, as it is. "auto": each task finds out how much to believe its priors,
+            by those of its labelled samples (what the other model said of them, or zeros; not their labels);
+            `tim_ext.solver.prior_belief` has the equations.
         smoothing: reach r of a smoothing over the graph of nearest neighbours, 0 <= r < 1; 0 leaves it out.
             "auto": 0.7 s^-0.2, longer with more than 100 samples per class. Samples keep their length, and
             `weights` are points among the smoothed samples. `tim_ext.reference.smooth` has the equations.
@@ -93,6 +119,11 @@ def adm(
         form: "dual" (Gram domain, fast for N small against d), "primal", or "auto" by cost.
         history: also return the terms of the loss at every iteration.
         outputs: which of "probs", "predictions", "weights" to return; the others are None and cost no memory.
+            Besides them, if asked for: "outlier", how much each query looks as if it were of none of the
+            classes, 0 to 1, whatever the solver, and 0 for other samples, by a solve and a graph more
+            (`tim_ext.solver.outliers` has the equations); and "confidence", the probability that a prediction
+            is right, estimated without labels of queries in five solves of `robust` more, and of a labelled
+            sample 1, or 0 where its label was not predicted (`tim_ext.solver.confidence`).
 
     Returns:
         Result. A task's result does not depend on the other tasks of the batch or on the number of threads.
@@ -123,6 +154,9 @@ def robust(
     weights: Any = None,
     class_vectors: Any = None,
     class_vector_weight: int = CLASS_VECTOR_WEIGHT,
+    sample_weight: Any = None,
+    sample_prior: Any = None,
+    sample_prior_weight: float | str = SAMPLE_PRIOR_WEIGHT,
     smoothing: float | str = ROBUST.smoothing,
     relaxation: float | str = ROBUST.relaxation,
     iterations: int = ROBUST.iterations,
@@ -162,6 +196,9 @@ def gd(
     weights: Any = None,
     class_vectors: Any = None,
     class_vector_weight: int = CLASS_VECTOR_WEIGHT,
+    sample_weight: Any = None,
+    sample_prior: Any = None,
+    sample_prior_weight: float | str = SAMPLE_PRIOR_WEIGHT,
     iterations: int = GD.iterations,
     lr: float = GD.lr,
     betas: tuple[float, float] = GD.betas,
@@ -192,11 +229,14 @@ def gd(
         weights: the first W: [K, d] for all tasks, [T, K, d], or a list of [K_t, d]; by default the
             prototypes. Adam's moments start from 0 all the same.
         class_vectors, class_vector_weight: a vector of each class from elsewhere, as in `adm`.
+        sample_weight: how much each query counts, as in `adm`.
+        sample_prior, sample_prior_weight: what is known of each query's class, as in `adm`; the loss gains
+            lam_0 times the mean over the queries of -sum_k p_ik log prior_ik.
         iterations: number of Adam steps; 0 gives the prototypes, or `weights`.
         lr, betas, eps: step size and constants of Adam, as in torch.optim.Adam.
         tol: stop a task when no probability moved by more than this in a step; 0 runs them all.
         history: also return the terms of the loss at every step.
-        outputs: which of "probs", "predictions", "weights" to return.
+        outputs: which of "probs", "predictions", "weights", "outlier", "confidence" to return, as in `adm`.
 
     Example:
         >>> import torch, tim_ext
@@ -216,17 +256,43 @@ def _solve(
 ) -> Result:
     params = defaults.given(given)
     check_form_with_weights(params, given["weights"])
-    outputs = check_outputs(given["outputs"])
+    outputs = check_outputs(given["outputs"], KNOWN_OUTPUTS)
     normalize, history = check_flag("normalize", given["normalize"]), check_flag("history", given["history"])
     batch = batch_of(given)
     native.require(batch.features.device)
-    more = {}
+    if needs_outliers(outputs, given):
+        again = partial(_solve, operator, defaults, roots=roots)
+        return solve_with_outliers(batch, outputs, given, _weights, again)
+    found = _call(operator, batch, params, outputs, roots=roots, normalize=normalize, history=history)
+    status = found.pop("status")
+    if not _is_captured(status):
+        check_status(batch, status)
+    confidence = None
+    if "confidence" in outputs:
+        if _is_captured(status):
+            raise ValueError("outputs: expected no 'confidence' while a CUDA graph is recorded, got it")
+        confidence = confidences(batch, found["predictions"], judge)
+    return make_result(batch, params, outputs, **found, confidence=confidence)
+
+
+def _call(
+    operator: str,
+    batch: Batch,
+    params: TimParams,
+    outputs: Sequence[str],
+    *,
+    roots: bool = False,
+    normalize: bool = True,
+    history: bool = False,
+) -> dict[str, Tensor]:
+    """Flat results, by the names that `make_result` has for them, and status."""
+    more = batch.sample_arguments()
     if roots and batch.features.device == native.CPU:
-        more = {"roots": True}  # as with_roots, but task by task, in memory that a cache holds
+        more["roots"] = True  # as with_roots, but task by task, in memory that a cache holds
     elif roots:
         batch = with_roots(batch)
     sizes, counts = batch.sizes, batch.counts
-    *flat, status = native.call(
+    found = native.call(
         operator,
         batch.features,
         batch.rows,
@@ -243,9 +309,21 @@ def _solve(
         **params.arguments(),
         **more,
     )
-    if not _is_captured(status):
-        check_status(batch, status)
-    return make_result(batch, params, outputs, *flat)
+    return dict(zip(RESULTS, found, strict=True))
+
+
+def judge(batch: Batch) -> tuple[Tensor, Tensor]:
+    """p of every sample and the marginal weights by `robust`, for `confidences`."""
+    found = _call("adm_solve", batch, ROBUST, ("probs",), roots=True)
+    check_status(batch, found["status"])
+    return found["probs"], found["marginal_weights"]
+
+
+def _weights(batch: Batch) -> Tensor:
+    """W [sum K_t, d] of the samples as they are, by the steps of `robust`, for the outlier scores."""
+    found = _call("adm_solve", batch, PARAMS, ("weights",), normalize=False)
+    check_status(batch, found["status"])
+    return found["weights"]
 
 
 def _is_captured(status: Tensor) -> bool:

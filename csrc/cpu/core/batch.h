@@ -252,6 +252,19 @@ void for_tasks(const Batch& batch, const Team& team, int64_t rounds, Cost cost, 
     loop();
 }
 
+// What is given for the samples of a task.
+template <class T>
+void take_sample_inputs(const Batch& batch, const Place& place, Task& task) {
+  if (batch.sample_log_prior)
+    task.sample_log_prior = static_cast<const T*>(batch.sample_log_prior) + place.probs_before;
+  if (!batch.sample_weight) return;
+  const T* const weight = static_cast<const T*>(batch.sample_weight) + place.samples_before;
+  double total = 0;
+  for (int64_t i = task.support; i < task.samples(); ++i) total += double(weight[task.position[i]]);
+  task.sample_weight = weight;
+  task.weight_scale = sample_weight_scale(double(task.query), total);
+}
+
 inline bool takes_roots(const AdmParams& params) { return params.roots; }
 inline bool takes_roots(const GdParams&) { return false; }
 
@@ -259,7 +272,7 @@ inline bool takes_roots(const GdParams&) { return false; }
 template <class T, class Params, class Cost, class Solve>
 void solve_batch(const Batch& batch, const Params& params, const Outputs& out, const Team& team, Cost cost,
                  Solve solve) {
-  const int64_t iterations = params.iterations;
+  const int64_t iterations = params.iterations, history_size = (iterations + 1) * history_terms(batch);
   const bool normalize = params.normalize;
   const double marginal_weight = params.marginal_weight;
   for_tasks<T>(batch, team, iterations, cost, [&](const Place& place, Worker<T>& worker, const Team& inner) {
@@ -269,7 +282,7 @@ void solve_batch(const Batch& batch, const Params& params, const Outputs& out, c
     if (out.probs) mine.probs = static_cast<T*>(out.probs) + place.probs_before;
     mine.predictions = out.predictions + place.samples_before;
     if (out.weights) mine.weights = static_cast<T*>(out.weights) + place.classes_before * batch.dim;
-    if (out.history) mine.history = static_cast<T*>(out.history) + t * (iterations + 1) * 3;
+    if (out.history) mine.history = static_cast<T*>(out.history) + t * history_size;
     if (out.proportions) mine.proportions = static_cast<T*>(out.proportions) + place.classes_before;
     mine.marginal_weight = static_cast<T*>(out.marginal_weights) + t;
     *mine.marginal_weight = T(marginal_weight);
@@ -277,7 +290,7 @@ void solve_batch(const Batch& batch, const Params& params, const Outputs& out, c
     mine.status = out.status + 3 * t;
     *mine.iterations = 0;
     std::fill_n(mine.predictions, n, kPadding);
-    if (mine.history) std::fill_n(mine.history, (iterations + 1) * 3, nan);
+    if (mine.history) std::fill_n(mine.history, history_size, nan);
     Task task;
     if (!prepare_task(batch, t, place.classes_before, normalize, worker, task, out.status + 3 * t,
                       takes_roots(params))) {
@@ -287,6 +300,7 @@ void solve_batch(const Batch& batch, const Params& params, const Outputs& out, c
       *mine.marginal_weight = nan;
       return;
     }
+    take_sample_inputs<T>(batch, place, task);
     if (mine.probs && task.samples() < n) std::fill_n(mine.probs, n * K, T(0));  // padding
     solve(task, mine, worker, inner);
   });

@@ -18,12 +18,19 @@ struct Task {
   int64_t support = 0, query = 0, classes = 0;
   const double* class_prior = nullptr;  // [K] or null: uniform
   const void* weights = nullptr;        // [K, dim] the first W, of the type computed in, or null: prototypes
+  // In the order of the caller's task and of the type computed in, for queries alone; or null.
+  const void* sample_weight = nullptr;     // [N], null: 1
+  double weight_scale = 1;                 // of the sample weights; 0 if they are all 0
+  const void* sample_log_prior = nullptr;  // [N, K]
   // [dim], of the type computed in and padded to 64 bytes: a vector that is subtracted from every sample and every w_k,
   // so that a part that all samples share costs no digits. Null: nothing is subtracted.
   const void* mean = nullptr;
   double smoothing = 0;  // reach in the Gram domain; 0: none is wanted, or the features are smoothed already
   bool centred = false;  // features are z_i = scale_i x_i - mean already, of the type computed in
   int64_t samples() const { return support + query; }
+  bool has_queries() const { return query > 0 && weight_scale > 0; }  // that count
+  bool knows_samples() const { return sample_weight || sample_log_prior; }
+  int64_t history_terms() const { return sample_log_prior ? 4 : 3; }
 };
 
 template <class T>
@@ -31,7 +38,7 @@ struct TaskOutputs {
   T* probs = nullptr;              // [N_t, K] in the caller's order, or null
   int64_t* predictions = nullptr;  // [N_t]
   T* weights = nullptr;            // [K, dim] or null
-  T* history = nullptr;            // [iterations + 1, 3] or null
+  T* history = nullptr;            // [iterations + 1, history_terms] or null
   T* proportions = nullptr;        // [K] or null
   T* marginal_weight = nullptr;    // [1]
   int64_t* iterations = nullptr;   // [1]

@@ -45,6 +45,13 @@ void solve_wide(const Task& task, int64_t iterations, const TaskOutputs<float>& 
   const std::vector<int64_t> labels(task.labels, task.labels + N);
   const float* const first = static_cast<const float*>(task.weights);
   const std::vector<double> first_weights(first, first ? first + K * d : first);
+  std::vector<double> sample_weight(task.sample_weight ? size_t(N) : 0);
+  for (int64_t i = task.support; i < N && task.sample_weight; ++i)
+    sample_weight[size_t(i)] = static_cast<const float*>(task.sample_weight)[task.position[i]];
+  std::vector<double> log_prior(task.sample_log_prior ? size_t(N * K) : 0);
+  for (int64_t i = task.support; i < N && task.sample_log_prior; ++i)
+    std::copy_n(static_cast<const float*>(task.sample_log_prior) + task.position[i] * K, K,
+                &log_prior[size_t(i * K)]);
   const int64_t offsets[2] = {0, N}, classes[1] = {K};
   Batch batch;
   batch.dtype = Dtype::f64;
@@ -56,10 +63,12 @@ void solve_wide(const Task& task, int64_t iterations, const TaskOutputs<float>& 
   batch.classes = classes;
   batch.class_prior = task.class_prior;
   batch.weights = first ? first_weights.data() : nullptr;
+  batch.sample_weight = task.sample_weight ? sample_weight.data() : nullptr;
+  batch.sample_log_prior = task.sample_log_prior ? log_prior.data() : nullptr;
   batch.tasks = 1;
 
   std::vector<double> probs(out.probs ? size_t(N * K) : 0), weights(out.weights ? size_t(K * d) : 0),
-      history(out.history ? size_t(3 * (iterations + 1)) : 0);
+      history(out.history ? size_t(history_terms(batch) * (iterations + 1)) : 0);
   std::vector<double> proportions(out.proportions ? size_t(K) : 0);
   std::vector<int64_t> predictions(size_t(N), 0);
   double marginal_weight;

@@ -50,6 +50,7 @@ class Dual {
     inverse_ = arena.take<T>(lanes_);
     shift_parts_ = reinterpret_cast<Vec<T>*>(arena.take<char>(panels() * K * int64_t(sizeof(Vec<T>))));
     state = take_class_state<T>(arena, K, blocks, blocks);
+    if (task.knows_samples()) samples_.emplace(task, lanes_, lanes_, arena);
     if (params.chooses_steps) steps_.emplace(task, params, lanes_, panels(), arena);
     if (reach_ > 0) smoothing_.emplace(task, panels_, arena);
     // The packed features are needed only before the first iteration, the row blocks only after the last.
@@ -69,6 +70,10 @@ class Dual {
     gram();
     if (smoothing_) smoothing_->smooth(gram_, reach_, scale_, team_);
     fill_labels(task_, lanes_, labels_, state);
+    if (samples_) {
+      samples_->fill(task_, team_);
+      state.sample_prior_range = -samples_->lowest();
+    }
     const int64_t K = task_.classes;
     auto prototype = [&](int64_t k, int64_t i) { return labels_[i] == k ? T(1) / state.count[k] : T(0); };
     for (int64_t i = 0; i < lanes_; ++i) {
@@ -86,9 +91,9 @@ class Dual {
     each([&](Block<T>& block, int64_t b) { f(block, b, b); });
   }
   // C_k <- (X_k + B_k C_k) / D_k, as differences to the last class: C_k - C_K is what the product needs. Or the residual.
-  template <int KT, From from>
+  template <int KT, From from, bool known>
   void q_step() {
-    each([&](Block<T>& block, int64_t b) { q_total<KT, from>(task_, c_, state, block, b, b); });
+    each([&](Block<T>& block, int64_t b) { q_total<KT, from, known>(task_, c_, state, block, b, b); });
     combine_q(task_, c_, state, blocks);
     const int64_t last_class = task_.classes - 1;
     each([&](Block<T>& block, int64_t b) {
@@ -99,7 +104,7 @@ class Dual {
       const T *const step = state.step, *const stay = state.stay;
       const int64_t ld = lanes_;
       Vec<T> before = Vec<T>{}, now = Vec<T>{};  // C_K
-      q_apply_block<KT, from>(
+      q_apply_block<KT, from, known>(
           task_.classes, c_, state.factor, block, [&](int64_t k, int64_t i, Vec<T> x) TIM_LAMBDA_INLINE {
             if (k == last_class) {
               before = load(last + i);
@@ -184,6 +189,7 @@ class Dual {
     one.vectors = (end_of(b) - first) / W;
     one.first_query = queries_from > 0 ? queries_from : 0;
     one.ends = b == blocks - 1;
+    if (samples_) samples_->bind(one, first);
     return one;
   }
   template <class F>
@@ -394,6 +400,7 @@ class Dual {
   Panels<T> panels_;
   std::optional<GramSmoothing<T>> smoothing_;
   std::optional<DualSteps<T>> steps_;
+  std::optional<SampleLanes<T>> samples_;
   int64_t lanes_, vectors_;
   T *gram_, *difference_, *last_, *logits_, *log_total_, *q_inverse_, *inverse_, *p_, *x_, *before_, *packed_,
       *coefficients_, *converted_;
@@ -409,9 +416,13 @@ void dual_solve(const Task& task, const AdmParams& params, const T* scale, const
   Arena arena(work);
   Dual<T> form(task, params, scale, team, arena);
   form.prepare();
-  with_fixed_classes<2, 5>(task.classes, [&](auto kt) {
-    *out.iterations = iterate<decltype(kt)::value>(form, task, params, form.coefs(), form.state, out);
-  });
+  if (task.knows_samples())
+    *out.iterations = iterate<0, true>(form, task, params, form.coefs(), form.state, out);
+  else
+    with_fixed_classes<2, 5>(task.classes, [&](auto kt) {
+      *out.iterations =
+          iterate<decltype(kt)::value, false>(form, task, params, form.coefs(), form.state, out);
+    });
   form.finish(out);
 }
 

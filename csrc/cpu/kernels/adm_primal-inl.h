@@ -20,10 +20,10 @@ class PrimalAdm : public PrimalPasses<T> {
     inner_parts_ = arena.take<T>(this->pieces_ * 2);
   }
 
-  template <int KT, From from>
+  template <int KT, From from, bool known>
   void q_step() {
     ClassState<T>& s = this->state;
-    this->template q_pass<KT, from>();
+    this->template q_pass<KT, from, known>();
     combine_q(this->task_, this->c_, s, this->blocks);
     if (steps_) return move();
     this->update_weights([&](int64_t k, int64_t, Vec<T> w, Vec<T> sum)
@@ -85,7 +85,9 @@ void primal_solve(const Task& task, const AdmParams& params, const T* scale, con
   Arena arena(work);
   PrimalAdm<T> form(task, params, scale, team, arena);
   form.prepare(task.weights);
-  *out.iterations = iterate<0>(form, task, params, form.coefs(), form.state, out);
+  *out.iterations = task.knows_samples()
+                        ? iterate<0, true>(form, task, params, form.coefs(), form.state, out)
+                        : iterate<0, false>(form, task, params, form.coefs(), form.state, out);
   form.finish(out);
 }
 

@@ -17,7 +17,7 @@ struct Coefficients : AdmCoefficients<T> {
   T query;  // c_Q
 
   Coefficients() {
-    this->tau = this->support = this->marginal_power = query = T(0);
+    this->tau = this->support = this->prior_power = this->marginal_power = query = T(0);
     this->relaxation = this->keep = T(1);
     this->power = T(1);
   }
@@ -51,14 +51,19 @@ struct Block {
   T* log_total = nullptr;  // log sum_k exp(l_ik)
   T* inverse = nullptr;    // 1 / sum_k exp(l_ik)
   T* p = nullptr;  // exp(l_ik) for k < K - 1, so that p_ik = p * inverse; p_ik itself for all k on demand
-  T* x = nullptr;  // p_ik^power, then whatever weights the samples in the w-update
+  T* x = nullptr;  // r_ik, see log_r, then whatever weights the samples in the w-update
   T* q_inverse = nullptr;  // 1 / sum_k of the unnormalised q_ik
   int64_t ld = 0;
   const typename Simd<T>::Int* labels = nullptr;  // class, kQuery or kPadding for every lane
-  int64_t vectors = 0;                            // the block has `vectors` * width lanes
-  int64_t first_query = 0;                        // vectors before this one hold no query
-  bool ends = true;                               // whether the last vector may hold padding
+  const T* weight = nullptr;     // of every query, scaled to a mean of 1, and 0 elsewhere; null: 1
+  const T* log_prior = nullptr;  // log prior_ik of every query, 0 elsewhere, as logits; null: none
+  int64_t vectors = 0;           // the block has `vectors` * width lanes
+  int64_t first_query = 0;       // vectors before this one hold no query
+  bool ends = true;              // whether the last vector may hold padding
 };
+
+// A vector of a block: which lanes hold queries, and the weight c_i of each.
+enum class Lanes { support, query, mixed };
 
 template <class T>
 TIM_INLINE Vec<T> class_mask(IVec<T> labels, int64_t k) {
@@ -73,12 +78,38 @@ template <class T>
 TIM_INLINE IVec<T> load_labels(Block<T> b, int64_t v) {
   return *reinterpret_cast<const IVec<T>*>(b.labels + v * kWidth<T>);
 }
+// What is given for single samples enters here alone. Functions that run in every iteration have it as a template
+// argument, `known`: without it they are what they would be if it did not exist.
+template <class T>
+TIM_INLINE Vec<T> query_share(Block<T> b, int64_t v) {  // 1 or the sample weight, of lanes that hold queries
+  return b.weight ? load(b.weight + v * kWidth<T>) : splat<T>(1);
+}
+template <bool known, class T>
+TIM_INLINE Vec<T> with_prior(Coefficients<T> c, Block<T> b, int64_t at, Vec<T> log_power) {
+  if constexpr (known)
+    if (b.log_prior) return log_power + load(b.log_prior + at) * c.prior_power;
+  return log_power;
+}
+// log r_ik = power log p_ik + prior_power log prior_ik, after finish_block.
+template <bool known, class T>
+TIM_INLINE Vec<T> log_r(Coefficients<T> c, Block<T> b, int64_t at) {
+  return with_prior<known>(c, b, at, load(b.logits + at) * c.power);
+}
+template <Lanes lanes, bool known, class T>
+TIM_INLINE Vec<T> lane_weights(Coefficients<T> c, Block<T> b, int64_t v) {  // c_i
+  if constexpr (lanes == Lanes::support) return splat(c.support);
+  const IVec<T> labels = load_labels(b, v);
+  if constexpr (known)
+    return keep<T>(labels >= 0, splat(c.support)) +
+           keep<T>(labels == typename Simd<T>::Int(kQuery), query_share(b, v) * c.query);
+  return lanes == Lanes::query ? splat(c.query) : sample_weight<T>(labels, c);
+}
 
 // What softmax_block and q_total_block sum over the samples of a block.
 template <class T>
 struct Sums {
   T* p = nullptr;      // [K] sum_i c_i p_ik, c_i = c_S on S and c_Q on Q
-  T* power = nullptr;  // [K] sum over Q of p_ik^power
+  T* power = nullptr;  // [K] sum over Q of r_ik: p_ik^power
   T* q = nullptr;      // [K] sum over Q of q_ik
   T smallest = T(0);   // a lower bound of power * log p_ik: whether p^power is safe from underflow
 };
@@ -97,9 +128,6 @@ TIM_INLINE void finish_block(int64_t classes, Block<T> b) {
       if constexpr (with_p) store(p, k < classes - 1 ? load(p) * inverse : inverse);
     }
 }
-
-// A vector of a block: which lanes hold queries, and the weight c_i of each.
-enum class Lanes { support, query, mixed };
 
 // f(v, constant Lanes) for every vector; only the first with queries and the last one can be mixed.
 template <class T, class F>
@@ -130,10 +158,10 @@ TIM_INLINE void shifted_softmax_block(int64_t classes, Block<T> b) {
   }
 }
 
-// exp(l), its sum over k and (with_query) p^power, with the sums over samples.
+// exp(l), its sum over k and (with_query) r, with the sums over samples.
 //   l_ik = tau * z_i . (w_k - w_K) - shift_k,   shift_k = tau / 2 (||w_k||^2 - ||w_K||^2),   l_iK = 0
 // Three sweeps instead of one: each has a short chain of dependent operations, so that vectors overlap.
-template <int KT, bool with_query, class T>
+template <int KT, bool with_query, bool known = false, class T>
 TIM_INLINE void softmax_block(int64_t classes, Coefficients<T> c, const T* shift, Block<T> b,
                               Vec<T>* accumulators, Sums<T>& sums) {
   constexpr int W = kWidth<T>;
@@ -178,10 +206,7 @@ TIM_INLINE void softmax_block(int64_t classes, Coefficients<T> c, const T* shift
     const IVec<T> labels = load_labels(b, v);
     const IVec<T> is_query = labels == typename Simd<T>::Int(kQuery);
     const Vec<T> inverse = load(b.inverse + v * W);
-    const Vec<T> weight = (lanes == Lanes::mixed     ? sample_weight<T>(labels, c)
-                           : lanes == Lanes::support ? splat(c.support)
-                                                     : splat(c.query)) *
-                          inverse;
+    const Vec<T> weight = lane_weights<lanes, known>(c, b, v) * inverse;
     [[maybe_unused]] const Vec<T> log_total = load(b.log_total + v * W) * c.power;
 #pragma GCC unroll 16
     for (int64_t k = 0; k < K; ++k) {
@@ -191,9 +216,11 @@ TIM_INLINE void softmax_block(int64_t classes, Coefficients<T> c, const T* shift
       else
         acc[k] += weight;
       if constexpr (with_query && lanes != Lanes::support) {
-        const Vec<T> powered = vexp2<T>(k < K - 1 ? load(b.logits + at) * c.power - log_total : -log_total);
+        const Vec<T> powered = vexp2<T>(
+            with_prior<known>(c, b, at, k < K - 1 ? load(b.logits + at) * c.power - log_total : -log_total));
         store(b.x + at, powered);
-        acc[K + k] += lanes == Lanes::mixed ? keep<T>(is_query, powered) : powered;
+        const Vec<T> counted = known ? powered * query_share(b, v) : powered;
+        acc[K + k] += lanes == Lanes::mixed ? keep<T>(is_query, counted) : counted;
       }
     }
   });
@@ -204,12 +231,12 @@ TIM_INLINE void softmax_block(int64_t classes, Coefficients<T> c, const T* shift
 }
 
 // How the q-update finds p: from exp(l) and inverse, or, after finish_block or restore_block, as it is; and q:
-//   not exact: q_ik proportional to p_ik^power * factor_k,   factor_k = (sum over Q p_ik^power)^-e
-//   exact:     q_ik = softmax_k(power log p_ik - factor_k),   factor_k = e log sum over Q p_ik^power
+//   not exact: q_ik proportional to r_ik * factor_k,   factor_k = (sum over Q r_ik)^-e
+//   exact:     q_ik = softmax_k(log r_ik - factor_k),   factor_k = e log sum over Q r_ik
 enum class From { softmax, finished, finished_exact };
 
 // 1 / (sum over k of the unnormalised q_ik) into block.q_inverse, and sum over Q of q_ik. Exact: q itself into x.
-template <int KT, From from, class T>
+template <int KT, From from, bool known = false, class T>
 TIM_INLINE void q_total_block(int64_t classes, Coefficients<T> c, const T* factor, Block<T> b,
                               Vec<T>* accumulators, Sums<T>& sums) {
   constexpr int W = kWidth<T>;
@@ -224,10 +251,9 @@ TIM_INLINE void q_total_block(int64_t classes, Coefficients<T> c, const T* facto
       Vec<T> total = Vec<T>{};
       if constexpr (exact) {
         Vec<T> top = splat<T>(-std::numeric_limits<T>::max());
-        for (int64_t k = 0; k < K; ++k)
-          top = vmax(top, load(b.logits + k * b.ld + v * W) * c.power - factor[k]);
+        for (int64_t k = 0; k < K; ++k) top = vmax(top, log_r<known>(c, b, k * b.ld + v * W) - factor[k]);
         for (int64_t k = 0; k < K; ++k) {
-          const Vec<T> q = vexp2<T>(load(b.logits + k * b.ld + v * W) * c.power - factor[k] - top);
+          const Vec<T> q = vexp2<T>(log_r<known>(c, b, k * b.ld + v * W) - factor[k] - top);
           store(b.x + k * b.ld + v * W, q);
           total += q;
         }
@@ -239,6 +265,7 @@ TIM_INLINE void q_total_block(int64_t classes, Coefficients<T> c, const T* facto
       if constexpr (lanes == Lanes::mixed)
         inverse = keep<T>(load_labels(b, v) == typename Simd<T>::Int(kQuery), inverse);
       store(b.q_inverse + v * W, inverse);
+      if constexpr (known) inverse *= query_share(b, v);
 #pragma GCC unroll 16
       for (int64_t k = 0; k < K; ++k) acc[k] += load(b.x + k * b.ld + v * W) * inverse;
     }
@@ -247,7 +274,7 @@ TIM_INLINE void q_total_block(int64_t classes, Coefficients<T> c, const T* facto
 }
 
 // X_ik = c_i (t_ik - p_ik), t = y on S and q on Q: consume(k, position in the block, X), the last class first.
-template <int KT, From from, class T, class F>
+template <int KT, From from, bool known = false, class T, class F>
 TIM_INLINE void q_apply_block(int64_t classes, Coefficients<T> c, const T* factor, Block<T> b, F&& consume) {
   constexpr int W = kWidth<T>;
   const int64_t K = KT ? KT : classes;
@@ -255,9 +282,7 @@ TIM_INLINE void q_apply_block(int64_t classes, Coefficients<T> c, const T* facto
     constexpr Lanes lanes = decltype(kind)::value;
     const IVec<T> labels = load_labels(b, v);
     const Vec<T> inverse = load(b.inverse + v * W);
-    const Vec<T> weight = lanes == Lanes::mixed     ? sample_weight<T>(labels, c)
-                          : lanes == Lanes::support ? splat(c.support)
-                                                    : splat(c.query);
+    const Vec<T> weight = lane_weights<lanes, known>(c, b, v);
     Vec<T> scale = Vec<T>{};
     if constexpr (lanes != Lanes::support) scale = load(b.q_inverse + v * W);
     auto one = [&](int64_t k) TIM_LAMBDA_INLINE {
@@ -281,39 +306,42 @@ TIM_INLINE void q_apply_block(int64_t classes, Coefficients<T> c, const T* facto
   });
 }
 
-// p and p^power from log p, for blocks that keep nothing else.
-template <class T>
+// p and r from log p, for blocks that keep nothing else.
+template <bool known, class T>
 TIM_INLINE void restore_block(int64_t classes, Coefficients<T> c, Block<T> b) {
   constexpr int W = kWidth<T>;
   for (int64_t k = 0; k < classes; ++k)
     for (int64_t v = 0; v < b.vectors; ++v) {
       const Vec<T> log_p = load(b.logits + k * b.ld + v * W);
       store(b.p + k * b.ld + v * W, vexp2<T>(log_p));
-      if (v >= b.first_query) store(b.x + k * b.ld + v * W, vexp2<T>(log_p * c.power));
+      if (v >= b.first_query)
+        store(b.x + k * b.ld + v * W, vexp2<T>(with_prior<known>(c, b, k * b.ld + v * W, log_p * c.power)));
     }
 }
 
-// For the exact q-update, where p^power may underflow: column maxima and shifted sums of power * log p.
-//   phase 1: largest[k] = max over Q of power log p_ik;  phase 2: sum[k] = sum over Q exp(power log p_ik - largest_k)
-template <int phase, class T>
+// For the exact q-update, where r may underflow: column maxima and shifted sums of log r.
+//   phase 1: largest[k] = max over Q of log r_ik;  phase 2: sum[k] = sum over Q exp(log r_ik - largest_k)
+// Queries that count for nothing are left out of both.
+template <int phase, bool known, class T>
 TIM_INLINE void column_block(int64_t classes, Coefficients<T> c, Block<T> b, const T* largest, T* out) {
   constexpr int W = kWidth<T>;
   for (int64_t k = 0; k < classes; ++k) {
     Vec<T> acc = phase == 1 ? splat<T>(-std::numeric_limits<T>::max()) : Vec<T>{};
     for (int64_t v = b.first_query; v < b.vectors; ++v) {
       IVec<T> is_query = load_labels(b, v) == typename Simd<T>::Int(kQuery);
-      Vec<T> exponent = load(b.logits + k * b.ld + v * W) * c.power;
+      Vec<T> exponent = log_r<known>(c, b, k * b.ld + v * W);
+      if constexpr (known) is_query &= query_share(b, v) > T(0);
       if constexpr (phase == 1)
         acc = vmax(acc, is_query ? exponent : splat<T>(-std::numeric_limits<T>::max()));
       else
-        acc += keep<T>(is_query, vexp2<T>(exponent - largest[k]));
+        acc += keep<T>(is_query, vexp2<T>(exponent - largest[k])) * (known ? query_share(b, v) : splat<T>(1));
     }
     out[k] = phase == 1 ? reduce_max<T>(acc) : reduce_add<T>(acc);
   }
 }
 
 // Sums for the loss terms, after finish_block: out[0] = sum over S of log p_i,y(i), out[1] = sum over Q, k of
-// p log p, out[2 + k] = sum over Q of p_ik.
+// p log p, out[3 + k] = sum over Q of p_ik.
 template <class T>
 TIM_INLINE void history_block(int64_t classes, Block<T> b, T* out) {
   constexpr int W = kWidth<T>;
@@ -324,11 +352,12 @@ TIM_INLINE void history_block(int64_t classes, Block<T> b, T* out) {
       IVec<T> labels = load_labels(b, v);
       IVec<T> is_query = labels == typename Simd<T>::Int(kQuery);
       Vec<T> log_p = load(b.logits + k * b.ld + v * W), p = load(b.p + k * b.ld + v * W);
+      const Vec<T> share = query_share(b, v);
       cross += keep<T>(labels == typename Simd<T>::Int(k), log_p);
-      conditional += keep<T>(is_query, p * log_p);
-      column += keep<T>(is_query, p);
+      conditional += keep<T>(is_query, p * log_p) * share;
+      column += keep<T>(is_query, p) * share;
     }
-    out[2 + k] = reduce_add<T>(column);
+    out[3 + k] = reduce_add<T>(column);
   }
   out[0] = reduce_add<T>(cross);
   out[1] = reduce_add<T>(conditional);
@@ -341,9 +370,23 @@ TIM_INLINE void query_block(int64_t classes, Block<T> b, T* out) {
   for (int64_t k = 0; k < classes; ++k) {
     Vec<T> column = Vec<T>{};
     for (int64_t v = b.first_query; v < b.vectors; ++v)
-      column += keep<T>(load_labels(b, v) == typename Simd<T>::Int(kQuery), load(b.p + k * b.ld + v * W));
+      column += keep<T>(load_labels(b, v) == typename Simd<T>::Int(kQuery), load(b.p + k * b.ld + v * W)) *
+                query_share(b, v);
     out[k] = reduce_add<T>(column);
   }
+}
+
+// sum over Q, k of p log prior, after finish_block of a block with sample priors.
+template <class T>
+TIM_INLINE T prior_block(int64_t classes, Block<T> b) {
+  constexpr int W = kWidth<T>;
+  Vec<T> sum = Vec<T>{};
+  for (int64_t k = 0; k < classes; ++k)
+    for (int64_t v = b.first_query; v < b.vectors; ++v) {
+      const Vec<T> term = load(b.p + k * b.ld + v * W) * load(b.log_prior + k * b.ld + v * W);
+      sum += keep<T>(load_labels(b, v) == typename Simd<T>::Int(kQuery), term) * query_share(b, v);
+    }
+  return reduce_add<T>(sum);
 }
 
 // max |p - before| over the real samples of a block after finish_block; copies p into `before`.

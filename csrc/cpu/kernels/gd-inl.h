@@ -1,12 +1,13 @@
 // TIM-GD: Adam on W with the analytic gradient of
-//   L = lam CE(S) - m M(phat) + alpha H(Y|X on Q),   phat_k = mean over Q of p_ik
+//   L = lam CE(S) - m M(phat) + alpha H(Y|X on Q) + lam_0 D,   phat_k = mean over Q of p_ik
 // with entropies of order a (Tsallis; a = 1 is Shannon) through log_a(x) = (x^(a-1) - 1) / (a - 1):
 //   H = -mean over Q sum_k p_ik log_a(p_ik),   M = -sum_k phat_k log_a(phat_k / (K prior_k))
+// and D = -mean over Q of sum_k p_ik log prior_ik, where sample priors are given
 // (M is the marginal entropy for the uniform prior, and log K - KL(phat || prior) in general.)
 //
 //   g_ik = lam/|S| (p_ik - y_ik)                                          i in S
 //   g_ik = 1/|Q| (v_ik - p_ik sum_j v_ij)                                 i in Q
-//   v_ik = p_ik a [ m log_a(phat_k / (K prior_k)) - alpha log_a(p_ik) ]
+//   v_ik = p_ik a [ m log_a(phat_k / (K prior_k)) - alpha log_a(p_ik) ] - lam_0 p_ik log prior_ik
 //   dL/dw_k = tau ( sum_i g_ik z_i - w_k sum_i g_ik )
 // The rows g_i sum to 0, so the passes of passes-inl.h apply.
 #pragma once
@@ -47,7 +48,8 @@ TIM_INLINE void loss_block(int64_t classes, Block<T> b, T order, T* out) {
       const IVec<T> labels = load_labels(b, v);
       const Vec<T> log_p = load(b.logits + k * b.ld + v * W), p = load(b.p + k * b.ld + v * W);
       cross += keep<T>(labels == typename Simd<T>::Int(k), log_p);
-      conditional += keep<T>(labels == typename Simd<T>::Int(kQuery), p_log<shannon, T>(p, log_p, order));
+      conditional += keep<T>(labels == typename Simd<T>::Int(kQuery), p_log<shannon, T>(p, log_p, order)) *
+                     query_share(b, v);
     }
   out[0] = reduce_add<T>(cross);
   out[1] = reduce_add<T>(conditional);
@@ -56,12 +58,13 @@ TIM_INLINE void loss_block(int64_t classes, Block<T> b, T order, T* out) {
 // The weights of samples and terms in g_ik.
 template <class T>
 struct GradientWeights {
-  T support, query;  // lam / |S|, 1 / |Q|
-  T alpha, order;    // of the conditional entropy; of both entropies
+  T support, query;       // lam / |S|, 1 / |Q|
+  T alpha, order;         // of the conditional entropy; of both entropies
+  T sample_prior = T(0);  // lam_0
 };
 
 // g_ik into block.x, and its sums over the block into out [K]. marginal_k = a m log_a(phat_k / (K prior_k)).
-template <int KT, bool shannon, class T>
+template <int KT, bool shannon, bool known, class T>
 TIM_INLINE void gradient_block(int64_t classes, Block<T> b, const T* marginal, GradientWeights<T> c,
                                Vec<T>* accumulators, T* out) {
   constexpr int W = kWidth<T>;
@@ -70,13 +73,15 @@ TIM_INLINE void gradient_block(int64_t classes, Block<T> b, const T* marginal, G
   Vec<T>* acc = KT ? fixed : accumulators;
   for (int64_t k = 0; k < K; ++k) acc[k] = Vec<T>{};
   const T order = c.order, slope = c.alpha * c.order;
+  [[maybe_unused]] const T tie = c.sample_prior * T(kLn2);
   for_vectors(b, [&](int64_t v, auto kind) TIM_LAMBDA_INLINE {
     constexpr Lanes lanes = decltype(kind)::value;
     const IVec<T> labels = load_labels(b, v);
-    const Vec<T> on_query = lanes == Lanes::support ? Vec<T>{}
-                            : lanes == Lanes::query
-                                ? splat(c.query)
-                                : keep<T>(labels == typename Simd<T>::Int(kQuery), splat(c.query));
+    Vec<T> on_query = lanes == Lanes::support ? Vec<T>{}
+                      : lanes == Lanes::query
+                          ? splat(c.query)
+                          : keep<T>(labels == typename Simd<T>::Int(kQuery), splat(c.query));
+    if constexpr (known && lanes != Lanes::support) on_query *= query_share(b, v);
     const Vec<T> on_support = lanes == Lanes::query     ? Vec<T>{}
                               : lanes == Lanes::support ? splat(c.support)
                                                         : keep<T>(labels >= 0, splat(c.support));
@@ -86,7 +91,9 @@ TIM_INLINE void gradient_block(int64_t classes, Block<T> b, const T* marginal, G
       for (int64_t k = 0; k < K; ++k) {
         const int64_t at = k * b.ld + v * W;
         const Vec<T> p = load(b.p + at);
-        const Vec<T> value = p * marginal[k] - p_log<shannon, T>(p, load(b.logits + at), order) * slope;
+        Vec<T> value = p * marginal[k] - p_log<shannon, T>(p, load(b.logits + at), order) * slope;
+        if constexpr (known)
+          if (b.log_prior) value -= p * load(b.log_prior + at) * tie;
         store(b.x + at, value);
         total += value;
       }
@@ -120,16 +127,16 @@ TIM_INLINE Vec<T> vsqrt(Vec<T> x) {
 
 // The weighted pass of TIM-GD: x_ik = g_ik, and its sums per block in place of those of q. `passes.state.factor` holds
 // marginal_k of gradient_block.
-template <int KT, class T>
+template <int KT, bool known, class T>
 void gradient_pass(PrimalPasses<T>& passes, int64_t classes, const GradientWeights<T>& weights) {
   ClassState<T>& s = passes.state;
   passes.weighted_pass([&](Block<T>& block, int64_t b, int64_t slot) {
     Vec<T>* accumulators = s.accumulators + slot * 2 * classes;
     T* sums = s.parts + (b * 4 + 2) * s.stride;
     if (weights.order == 1)
-      gradient_block<KT, true>(classes, block, s.factor, weights, accumulators, sums);
+      gradient_block<KT, true, known>(classes, block, s.factor, weights, accumulators, sums);
     else
-      gradient_block<KT, false>(classes, block, s.factor, weights, accumulators, sums);
+      gradient_block<KT, false, known>(classes, block, s.factor, weights, accumulators, sums);
   });
 }
 
@@ -147,18 +154,18 @@ class Gd : public PrimalPasses<T> {
     second_ = arena.take<T>(K * this->pitch_);
   }
 
-  template <int KT>
+  template <int KT, bool known>
   int64_t iterate(T* history) {
     const int64_t K = this->task_.classes;
-    const int64_t planned = this->task_.query > 0 ? params_.iterations : 0;
+    const int64_t planned = this->task_.has_queries() ? params_.iterations : 0;
     for (int64_t j = 0; j < K * this->pitch_; ++j) first_[j] = second_[j] = T(0);
     for (int64_t t = 0;; ++t) {
       pause(this->team_);
-      probabilities<KT>(history != nullptr);
-      if (history) terms(history + 3 * t);
+      probabilities<KT, known>(history != nullptr);
+      if (history) terms(history + this->task_.history_terms() * t);
       if (params_.tol > 0 && t > 0 && change_of(this->state, this->blocks) <= T(params_.tol)) return t;
       if (t == planned) return t;
-      gradient<KT>();
+      gradient<KT, known>();
       adam(t + 1);
     }
   }
@@ -167,9 +174,9 @@ class Gd : public PrimalPasses<T> {
   void gradient_at(const TaskGradient<T>& given) {
     const int64_t K = this->task_.classes, d = this->task_.dim, pitch = this->pitch_;
     T* const gradient_out = given.gradient;
-    probabilities<0>(true);
+    probabilities<0, false>(true);
     terms(given.terms);
-    gradient<0>();
+    gradient<0, false>();
     T* result = first_;
     const T tau = gd_.temperature;
     const auto& s = this->state;
@@ -190,20 +197,21 @@ class Gd : public PrimalPasses<T> {
   T* part(int64_t b, int which) { return this->state.parts + (b * 4 + which) * this->state.stride; }
 
   // log p, p and sum over Q of p_ik.
-  template <int KT>
+  template <int KT, bool known>
   void probabilities(bool with_loss) {
     auto& s = this->state;
     const int64_t K = this->task_.classes;
     this->softmax_pass([&](Block<T>& block, int64_t b, int64_t slot) {
       Sums<T> sums;
       sums.p = part(b, 0);
-      softmax_block<KT, false>(K, this->c_, s.shift, block, s.accumulators + slot * 2 * K, sums);
+      softmax_block<KT, false, known>(K, this->c_, s.shift, block, s.accumulators + slot * 2 * K, sums);
       finish_block(K, block);
       if (with_loss) {
         if (gd_.order == 1)
           loss_block<true, T>(K, block, T(1), part(b, 1));
         else
           loss_block<false, T>(K, block, gd_.order, part(b, 1));
+        if (block.log_prior) part(b, 3)[1] = prior_block(K, block);
       }
       if (params_.tol > 0) part(b, 3)[0] = change_block(K, block, this->before(b));
     });
@@ -221,22 +229,25 @@ class Gd : public PrimalPasses<T> {
   void terms(T* row) {
     const auto& s = this->state;
     const Task& task = this->task_;
-    double cross = 0, conditional = 0, marginal = 0;
+    double cross = 0, conditional = 0, marginal = 0, with_priors = 0;
     for (int64_t b = 0; b < this->blocks; ++b) {
       cross += double(part(b, 1)[0]);
       conditional += double(part(b, 1)[1]);
+      if (task.sample_log_prior) with_priors += double(part(b, 3)[1]);
     }
     row[0] = T(-kLn2 * cross / double(task.support));
     row[1] = row[2] = T(0);
-    if (task.query == 0) return;
+    if (task.sample_log_prior) row[3] = T(0);
+    if (!task.has_queries()) return;
     for (int64_t k = 0; k < task.classes; ++k)
       marginal -= double(s.p[k]) / double(task.query) * log_marginal(k);
     row[1] = T(marginal);
     row[2] = T(-conditional / double(task.query));
+    if (task.sample_log_prior) row[3] = T(-kLn2 * with_priors / double(task.query));
   }
 
   // g and A_k = sum_i g_ik z_i; sum_i g_ik in s.q.
-  template <int KT>
+  template <int KT, bool known>
   void gradient() {
     auto& s = this->state;
     const Task& task = this->task_;
@@ -248,7 +259,8 @@ class Gd : public PrimalPasses<T> {
     weights.query = gd_query_weight<T>(double(task.query));
     weights.alpha = gd_.alpha;
     weights.order = gd_.order;
-    gradient_pass<KT>(*this, K, weights);
+    weights.sample_prior = gd_.sample_prior;
+    gradient_pass<KT, known>(*this, K, weights);
     combine(part(0, 2), this->blocks, 4 * s.stride, K, s.q);
   }
 
@@ -283,9 +295,12 @@ void gd_solve(const Task& task, const GdParams& params, const T* scale, const Ta
   Arena arena(work);
   Gd<T> form(task, params, scale, team, arena);
   form.prepare(task.weights);
-  with_fixed_classes<5, 5>(task.classes, [&](auto kt) {
-    *out.iterations = form.template iterate<decltype(kt)::value>(out.history);
-  });
+  if (task.knows_samples())
+    *out.iterations = form.template iterate<0, true>(out.history);
+  else
+    with_fixed_classes<5, 5>(task.classes, [&](auto kt) {
+      *out.iterations = form.template iterate<decltype(kt)::value, false>(out.history);
+    });
   form.finish(out);
 }
 

@@ -3,6 +3,7 @@
 
 #include "cpu/kernels/blocks-inl.h"
 #include "cpu/kernels/prelude.h"
+#include "cpu/kernels/sample_lanes-inl.h"
 #include "cpu/kernels/workspace-inl.h"
 
 namespace tim_ext {
@@ -29,17 +30,21 @@ struct ClassState {
   T* shift;              // [K] see softmax_block
   T* factor;             // [K] see From
   T* p;                  // [K] sum_i c_i p_ik                 = B_k
-  T* power;              // [K] sum over Q of p_ik^power
+  T* power;              // [K] sum over Q of r_ik: p_ik^power, see log_r
   T* q;                  // [K] sum over Q of q_ik
   T* largest;            // [K] for the exact q-update
   T *step, *stay;        // [K] see class_step
   T* log_prior;          // [K] see log_prior_of, 0 for the uniform prior
   T prior_range;         // max_k |log_prior_k|
+  T sample_prior_range;  // max |log prior_ik| of the sample priors, 0 without
   T* parts;              // [blocks][4][stride] partial sums: p, power, q; change of p
   T* smallest;           // [blocks]
-  T* history;            // [blocks][stride + 2]
+  T* history;  // [blocks][history_stride()]: three sums for the loss terms, then [K] sum over Q of p_ik
   Vec<T>* accumulators;  // [slots][2K]
   int64_t stride;
+  int64_t history_stride() const { return stride + 3; }
+  T* history_sums(int64_t b) const { return history + b * history_stride(); }
+  T* query_sums(int64_t b) const { return history_sums(b) + 3; }
 };
 
 template <class T>
@@ -51,41 +56,43 @@ ClassState<T> take_class_state(Arena& arena, int64_t classes, int64_t blocks, in
     *array = arena.take<T>(s.stride);
   s.parts = arena.take<T>(blocks * 4 * s.stride);
   s.smallest = arena.take<T>(blocks);
-  s.history = arena.take<T>(blocks * (s.stride + 2));
+  s.history = arena.take<T>(blocks * s.history_stride());
   s.accumulators = reinterpret_cast<Vec<T>*>(arena.take<char>(slots * 2 * classes * int64_t(sizeof(Vec<T>))));
   return s;
 }
 
-// One row of the history: cross entropy on S, marginal entropy and conditional entropy on Q.
+// One row of the history: cross entropy on S, marginal entropy and conditional entropy on Q, cross entropy with the
+// sample priors.
 template <class T>
 void write_history(const Task& task, const ClassState<T>& s, int64_t blocks, T* row) {
   auto total = [&](int64_t j) {
     double sum = 0;
-    for (int64_t b = 0; b < blocks; ++b) sum += double(s.history[b * (s.stride + 2) + j]);
+    for (int64_t b = 0; b < blocks; ++b) sum += double(s.history_sums(b)[j]);
     return sum;
   };
   row[0] = T(-kLn2 * total(0) / double(task.support));
   double marginal = 0, conditional = 0;
-  if (task.query > 0) {
+  if (task.has_queries()) {
     for (int64_t k = 0; k < task.classes; ++k) {
-      double share = total(2 + k) / double(task.query);
+      double share = total(3 + k) / double(task.query);
       if (share > 0) marginal -= share * (__builtin_log(share) + kLn2 * double(s.log_prior[k]));
     }
     conditional = -kLn2 * total(1) / double(task.query);
   }
   row[1] = T(marginal);
   row[2] = T(conditional);
+  if (task.sample_log_prior) row[3] = task.has_queries() ? T(-kLn2 * total(2) / double(task.query)) : T(0);
 }
 
 // sum over Q of p_ik of a finished block, to where history_block has it.
 template <class T>
 TIM_INLINE void sum_queries(const Task& task, const ClassState<T>& s, const Block<T>& block, int64_t b) {
-  query_block(task.classes, block, s.history + b * (s.stride + 2) + 2);
+  query_block(task.classes, block, s.query_sums(b));
 }
 // phat_k = mean over Q of p_ik, from all blocks; 0 without queries.
 template <class T>
 void gather_proportions(const Task& task, const ClassState<T>& s, int64_t blocks, T* phat) {
-  combine(s.history + 2, blocks, s.stride + 2, task.classes, phat);
+  combine(s.query_sums(0), blocks, s.history_stride(), task.classes, phat);
   for (int64_t k = 0; k < task.classes; ++k) phat[k] = task.query > 0 ? phat[k] / T(task.query) : T(0);
 }
 
@@ -98,14 +105,14 @@ double decide_marginal(const Task& task, const ClassState<T>& s, const T* phat) 
   return decided_marginal_weight(divergence, double(task.support) / double(task.classes));
 }
 
-// What an iteration wants of its softmax half besides p: p^power; log p; the sums for the loss terms; those of p over Q;
+// What an iteration wants of its softmax half besides p: r; log p; the sums for the loss terms; those of p over Q;
 // the change of p.
 struct SoftmaxWants {
   bool power = false, finish = false, history = false, shares = false, change = false;
 };
 
 // The softmax half of an iteration: p with its sums per block, and what is wanted.
-template <int KT, class T, class Form>
+template <int KT, bool known = false, class T, class Form>
 TIM_INLINE void softmax_half(Form& form, const Task& task, const Coefficients<T>& c, ClassState<T>& s,
                              SoftmaxWants wants) {
   const int64_t K = task.classes;
@@ -115,9 +122,9 @@ TIM_INLINE void softmax_half(Form& form, const Task& task, const Coefficients<T>
     sums.p = parts;
     sums.power = parts + s.stride;
     if (wants.power)
-      softmax_block<KT, true>(K, c, s.shift, block, s.accumulators + slot * 2 * K, sums);
+      softmax_block<KT, true, known>(K, c, s.shift, block, s.accumulators + slot * 2 * K, sums);
     else
-      softmax_block<KT, false>(K, c, s.shift, block, s.accumulators + slot * 2 * K, sums);
+      softmax_block<KT, false, known>(K, c, s.shift, block, s.accumulators + slot * 2 * K, sums);
     s.smallest[b] = sums.smallest;
     if constexpr (Form::kNeedsLog) {
       if (form.restores() && !wants.history && !wants.change && !wants.shares)
@@ -125,7 +132,10 @@ TIM_INLINE void softmax_half(Form& form, const Task& task, const Coefficients<T>
     }
     if (wants.finish) finish_block(K, block);
     if (wants.shares) sum_queries(task, s, block, b);
-    if (wants.history) history_block(K, block, s.history + b * (s.stride + 2));
+    if (wants.history) {
+      history_block(K, block, s.history_sums(b));
+      if (block.log_prior) s.history_sums(b)[2] = prior_block(K, block);
+    }
     if (wants.change) parts[3 * s.stride] = change_block(K, block, form.before(b));
   });
 }
@@ -149,37 +159,39 @@ TIM_INLINE T change_of(const ClassState<T>& s, int64_t blocks) {
   return change;
 }
 
-// Where p^power underflows, in the log domain: s.largest_k = max over Q of power log p_ik, and per block
-// sum over Q of exp(power log p_ik - largest_k) in place of the sums of p^power.
-template <class T, class Form>
+// Where r underflows, in the log domain: s.largest_k = max over Q of log r_ik, and per block
+// sum over Q of exp(log r_ik - largest_k) in place of the sums of r.
+template <bool known = false, class T, class Form>
 void exact_columns(Form& form, int64_t K, const Coefficients<T>& c, ClassState<T>& s, bool finished) {
   auto part = [&](int64_t b) { return s.parts + (b * 4 + 1) * s.stride; };
   form.each_block([&](Block<T>& block, int64_t b) {
     if (!finished) finish_block(K, block);
-    column_block<1>(K, c, block, s.largest, part(b));
+    column_block<1, known>(K, c, block, s.largest, part(b));
   });
   for (int64_t k = 0; k < K; ++k) {
     s.largest[k] = part(0)[k];
     for (int64_t b = 1; b < form.blocks; ++b)
       s.largest[k] = part(b)[k] > s.largest[k] ? part(b)[k] : s.largest[k];
   }
-  form.each_block([&](Block<T>& block, int64_t b) { column_block<2>(K, c, block, s.largest, part(b)); });
+  form.each_block(
+      [&](Block<T>& block, int64_t b) { column_block<2, known>(K, c, block, s.largest, part(b)); });
 }
 
 // The iterations of TIM-ADM. `Form` is the dual or the primal form; it provides
 //   softmax_pass(f)  every block with z_i . (w_k - w_K) in block.logits and s.shift set, then f(block, b, slot)
-//   q_step()         from p and p^power in the blocks and s.factor to the next W
+//   q_step()         from p and r in the blocks and s.factor to the next W
 //   each_block(f)    every block, as softmax_block left its logits
 //   kNeedsLog        whether blocks must be finished (log p in place of l) after every softmax
 //   before(b)        p of the previous iteration, if params.tol > 0
 //   team()           whose pause may end it
+// `known`: whether anything is given for single samples.
 // Returns the number of updates made; all blocks are then finished and belong to the last W.
-template <int KT, class T, class Form>
+template <int KT, bool known, class T, class Form>
 int64_t iterate(Form& form, const Task& task, const AdmParams& params, Coefficients<T> c, ClassState<T>& s,
                 const TaskOutputs<T>& out) {
   T* const history = out.history;
   const int64_t K = task.classes, blocks = form.blocks;
-  const int64_t planned = task.query > 0 ? params.iterations : 0;
+  const int64_t planned = task.has_queries() ? params.iterations : 0;
   const bool finishes = Form::kNeedsLog || history || params.tol > 0;
   auto gather = [&](int which, T* out) { combine(s.parts + which * s.stride, blocks, 4 * s.stride, K, out); };
 
@@ -193,8 +205,8 @@ int64_t iterate(Form& form, const Task& task, const AdmParams& params, Coefficie
     wants.history = history != nullptr;
     wants.shares = decides;
     wants.change = params.tol > 0;
-    softmax_half<KT>(form, task, c, s, wants);
-    if (history) write_history(task, s, blocks, history + 3 * t);
+    softmax_half<KT, known>(form, task, c, s, wants);
+    if (history) write_history(task, s, blocks, history + task.history_terms() * t);
     const bool decided = !params.decides_marginal || t > kDecidedAfter;
     if (params.tol > 0 && t > 0 && decided && change_of(s, blocks) <= T(params.tol)) return t;
     if (!more) return t;
@@ -206,30 +218,32 @@ int64_t iterate(Form& form, const Task& task, const AdmParams& params, Coefficie
     }
 
     gather(0, s.p);
-    if (smallest_of(s, blocks) - s.prior_range > Simd<T>::exp2_min) {
+    const T range = known ? s.prior_range + c.prior_power * s.sample_prior_range : s.prior_range;
+    if (smallest_of(s, blocks) - range > Simd<T>::exp2_min) {
       gather(1, s.power);
       marginal_factors(K, c, s.power, s.log_prior, s.factor);
       if (finish)
-        form.template q_step<0, From::finished>();
+        form.template q_step<0, From::finished, known>();
       else
-        form.template q_step<KT, From::softmax>();
+        form.template q_step<KT, From::softmax, known>();
     } else {
-      exact_columns(form, K, c, s, finish);
+      exact_columns<known>(form, K, c, s, finish);
       gather(1, s.power);
       for (int64_t k = 0; k < K; ++k)
         s.factor[k] = q_offset(c, s.largest[k] + T(__builtin_log2(double(s.power[k]))), s.log_prior[k]);
-      form.template q_step<0, From::finished_exact>();
+      form.template q_step<0, From::finished_exact, known>();
     }
   }
 }
 
 // sum over Q of q_ik of one block into its place in s.parts.
-template <int KT, From from, class T>
+template <int KT, From from, bool known, class T>
 TIM_INLINE void q_total(const Task& task, const Coefficients<T>& c, ClassState<T>& s, const Block<T>& block,
                         int64_t b, int64_t slot) {
   Sums<T> sums;
   sums.q = s.parts + (b * 4 + 2) * s.stride;
-  q_total_block<KT, from>(task.classes, c, s.factor, block, s.accumulators + slot * 2 * task.classes, sums);
+  q_total_block<KT, from, known>(task.classes, c, s.factor, block, s.accumulators + slot * 2 * task.classes,
+                                 sums);
 }
 
 // s.q = sum over Q of q_ik, and what the w-update needs.
@@ -255,7 +269,7 @@ void fill_labels(const Task& task, int64_t lanes, typename Simd<T>::Int* labels,
   for (int64_t k = 0; k < s.stride; ++k)
     s.log_prior[k] =
         task.class_prior && k < task.classes ? T(log_prior_of(task.classes, task.class_prior[k])) : T(0);
-  s.prior_range = T(0);
+  s.prior_range = s.sample_prior_range = T(0);
   for (int64_t k = 0; k < s.stride; ++k) {
     const T size = s.log_prior[k] < 0 ? -s.log_prior[k] : s.log_prior[k];
     s.prior_range = size > s.prior_range ? size : s.prior_range;

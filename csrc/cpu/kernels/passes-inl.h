@@ -76,6 +76,7 @@ class PrimalPasses {
     ones_ = centring(task) ? arena.take<T>(rows_) : nullptr;
     column_ = reinterpret_cast<Vec<T>*>(arena.take<char>(pieces_ * 2 * K * int64_t(sizeof(Vec<T>))));
     shift_parts_ = arena.take<T>(pieces_ * K);
+    if (task.knows_samples()) samples_.emplace(task, blocks * rows_, rows_, arena);
     state = take_class_state<T>(arena, K, blocks, chunks_);
   }
   const Coefficients<T>& coefs() const { return c_; }
@@ -85,6 +86,10 @@ class PrimalPasses {
   // Labels, and what centred samples are scaled by.
   void prepare_samples() {
     fill_labels(task_, blocks * rows_, labels_, state);
+    if (samples_) {
+      samples_->fill(task_, team_);
+      state.sample_prior_range = -samples_->lowest();
+    }
     if (ones_)
       for (int64_t i = 0; i < rows_; ++i) ones_[i] = T(1);
   }
@@ -133,7 +138,12 @@ class PrimalPasses {
     const int64_t K = task_.classes;
     each_piece([&](Block<T>& block, int64_t b, int64_t chunk) {
       const int64_t i0 = b * rows_, n = count(b);
-      if (restore_) restore_block(K, c_, block);  // otherwise it is still there
+      if (restore_) {  // otherwise it is still there
+        if (samples_)
+          restore_block<true>(K, c_, block);
+        else
+          restore_block<false>(K, c_, block);
+      }
       f(block, b, chunk);
       const T* scale = scales(i0);
       for (int64_t k = 0; k < columns_; ++k)
@@ -145,13 +155,13 @@ class PrimalPasses {
     });
   }
   // The weighted pass of TIM-ADM: x_ik = c_i (t_ik - p_ik), t = y on S and q on Q; sum over Q of q_ik per block.
-  template <int KT, From from>
+  template <int KT, From from, bool known = false>
   void q_pass() {
     weighted_pass([&](Block<T>& block, int64_t b, int64_t slot) {
-      q_total<KT, from>(task_, c_, state, block, b, slot);
-      q_apply_block<KT, from>(task_.classes, c_, state.factor, block,
-                              [&](int64_t k, int64_t i, Vec<T> x)
-                                  TIM_LAMBDA_INLINE { store(block.x + k * block.ld + i, x); });
+      q_total<KT, from, known>(task_, c_, state, block, b, slot);
+      q_apply_block<KT, from, known>(task_.classes, c_, state.factor, block,
+                                     [&](int64_t k, int64_t i, Vec<T> x)
+                                         TIM_LAMBDA_INLINE { store(block.x + k * block.ld + i, x); });
     });
   }
 
@@ -251,6 +261,7 @@ class PrimalPasses {
         block.vectors = (count(b) + W - 1) / W;
         block.first_query = queries_from > 0 ? queries_from : 0;
         block.ends = b == blocks - 1;
+        if (samples_) samples_->bind(block, b * rows_);
         f(block, b, chunk);
       }
     });
@@ -277,6 +288,7 @@ class PrimalPasses {
   const T* scale_;
   const Team& team_;
   Coefficients<T> c_;
+  std::optional<SampleLanes<T>> samples_;
   int64_t columns_;  // of A that the weighted pass computes
   bool restore_;     // p is made from log p in the weighted pass
   int64_t pitch_, rows_, chunk_blocks_, chunks_, pieces_;

@@ -109,16 +109,16 @@ class Shard : public PrimalPasses<T> {
     const bool shannon = T(params.entropy_order) == T(1);
     if (!shannon)
       this->each_block([&](Block<T>& block, int64_t b) {
-        restore_block(K, this->c_, block);
+        restore_block<false>(K, this->c_, block);
         T both[2];
         loss_block<false, T>(K, block, T(params.entropy_order), both);
-        s.history[b * (s.stride + 2) + 1] = both[1];
+        s.history_sums(b)[1] = both[1];
       });
     for (int64_t b = 0; b < this->blocks; ++b) {
-      const T* part = s.history + b * (s.stride + 2);
+      const T* part = s.history_sums(b);
       cross_and_conditional[0] += double(part[0]);
       cross_and_conditional[1] += double(part[1]) * (shannon ? kLn2 : 1.0);
-      for (int64_t k = 0; k < K; ++k) columns[k] += double(part[2 + k]);
+      for (int64_t k = 0; k < K; ++k) columns[k] += double(s.query_sums(b)[k]);
     }
   }
 };
@@ -166,7 +166,7 @@ void shard_sums(const Task& task, const ShardParams& params, const ShardSums<T>&
     weights.query = T(params.query_weight);
     weights.alpha = T(params.alpha);
     weights.order = T(params.entropy_order);
-    gradient_pass<0>(shard, task.classes, weights);
+    gradient_pass<0, false>(shard, task.classes, weights);
   } else if (params.exact) {
     shard.template q_pass<0, From::finished_exact>();
   } else {

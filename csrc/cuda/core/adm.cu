@@ -26,7 +26,7 @@ bool with_tile(int64_t n, F f) {
 }
 
 template <class T>
-Plan choose(int64_t samples, int64_t classes, int64_t dim, const AdmParams& params, Form form,
+Plan choose(int64_t samples, int64_t classes, int64_t dim, const AdmParams& params, Form form, bool registers,
             const Device& device) {
   const double n = double(samples), d = double(dim), k = double(classes), i = double(params.iterations);
   double dual = n * n * d / 2 + i * (n * n * (k - 1) + 40 * n * k);
@@ -39,7 +39,7 @@ Plan choose(int64_t samples, int64_t classes, int64_t dim, const AdmParams& para
   Plan plan;
   if (form != Form::primal) {
     plan.cost = dual;
-    if (sizeof(T) == 4 && !smooths(params) && !params.chooses_steps)
+    if (registers)
       with_tile(samples, [&](auto size) {
         constexpr int Tile = decltype(size)::value;
         if (take_register_memory<Tile>(nullptr, int(classes)).bytes <= device.shared_per_block)
@@ -64,9 +64,10 @@ template <class T>
 Prepared plan(const Batch& batch, const AdmParams& params, const Device& device) {
   // Weights that are not made of the samples have no coefficients: with a first W there is only the primal form.
   const Form form = batch.weights ? Form::primal : params.form;
+  const bool registers = sizeof(T) == 4 && !smooths(params) && !params.chooses_steps && !knows_samples(batch);
   return make_plan(
       batch, params.iterations, device,
-      [&](int64_t n, int64_t K) { return choose<T>(n, K, batch.dim, params, form, device); },
+      [&](int64_t n, int64_t K) { return choose<T>(n, K, batch.dim, params, form, registers, device); },
       [&](int kind, int64_t n, int K) -> int64_t {
         if (kind <= kRegisters) return 0;
         return kind == kPrimal
@@ -86,6 +87,7 @@ AdmWeights<T> weights_of(const AdmParams& params) {
   c.smooths_by_shots = params.smooths_by_shots;
   c.smoothing = params.smoothing;
   c.chooses_steps = params.chooses_steps;
+  c.in_log_p = c.prior_power / c.power;
   return c;
 }
 

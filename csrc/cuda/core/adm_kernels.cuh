@@ -1,7 +1,8 @@
 // TIM-ADM. Three kernels, each of which keeps a task on a block (or team of blocks) from the first iteration to the
 // last:
 //
-//   adm_registers_kernel  dual, N <= 128, float32, steps as given, no smoothing: G in registers, all else in shared memory
+//   adm_registers_kernel  dual, N <= 128, float32, steps as given, no smoothing, nothing given for single samples: G in
+//                         registers, all else in shared memory
 //   adm_dual_kernel       dual, any N: G in shared memory where it fits, else in global memory (L2)
 //   adm_primal_kernel     primal
 #pragma once
@@ -20,6 +21,7 @@ namespace cuda {
 
 template <int Tile>
 struct RegisterForm {
+  static constexpr bool kTakesInputs = false;
   float (&g)[Tile][Tile];
   Team& team;
   const TaskArrays<float>& a;
@@ -92,7 +94,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   TIM_SHARED_MEMORY(memory);
   const TaskSamples samples = problem.samples[first + blockIdx.x];
   if (samples.refused) return;
-  const TaskEntry task = problem.table[first + blockIdx.x];
+  const TaskEntry& task = problem.table[first + blockIdx.x];  // no copy: all registers are in use
   RegisterMemory<Tile> m = take_register_memory<Tile>(memory, task.classes);
   bind_task(m.a, problem, task, samples);
   Team team{0, 1, nullptr, 0};
@@ -107,7 +109,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 
   RegisterForm<Tile> form{g, team, m.a, m.s, c};
   const int64_t iterations = adm_iterate(team, m.a, c, form, problem, task);
-  write_results(team, m.a, problem, task, iterations);
+  write_results<false>(team, m.a, problem, task, iterations);
   if (problem.weights == nullptr) return;
   dual_finish(team, m.a, m.s, m.s);
   TIM_SYNC(team);
@@ -123,6 +125,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 template <class T>
 struct DualForm {
+  static constexpr bool kTakesInputs = true;
   const T* gram;  // [n][ld]
   Team& team;
   const TaskArrays<T>& a;
@@ -223,7 +226,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                 smooth_gram(team, m.a, mean_of(problem, task), m.pitch, shared.scratch, gram, m.smoothing);
               DualForm<T> form{gram, team, m.a, m.s, c, shared.scratch, m.sliced, shared.steps};
               const int64_t iterations = adm_iterate(team, m.a, c, form, problem, task);
-              write_results(team, m.a, problem, task, iterations);
+              write_results<true>(team, m.a, problem, task, iterations);
               if (problem.weights == nullptr) return;
               dual_finish(team, m.a, form.point(), m.s);
               TIM_SYNC(team);
@@ -242,6 +245,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <class T>
 struct AdmPrimalForm {
+  static constexpr bool kTakesInputs = true;
   Team& team;
   const TaskArrays<T>& a;
   const PrimalState<T>& s;
@@ -333,7 +337,7 @@ __global__ void __launch_bounds__(kThreads, 1)
               first_weights(team, m.a, m.s, mean, start_of(problem, task));
               AdmPrimalForm<T> form{team, m.a, m.s, c, shared.partial, shared.steps};
               const int64_t iterations = adm_iterate(team, m.a, c, form, problem, task);
-              write_results(team, m.a, problem, task, iterations);
+              write_results<true>(team, m.a, problem, task, iterations);
               primal_finish(team, m.s, problem, task);
             });
 }

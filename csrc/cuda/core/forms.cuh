@@ -5,8 +5,9 @@
 // z_i and w_k are those of the task minus its mean (Problem::mean): distances are the same.
 //
 // A form provides  product(t): log_p = z_i . (w_k - w_K) and shift, after t updates;  update(): the next W from p, target,
-// step, stay.
-// Both end with a barrier, and both begin by reading only what an earlier barrier has made visible.
+// step, stay;  kTakesInputs: whether tasks may have SampleInputs.
+// Both end with a barrier, and both begin by reading only what an earlier barrier has made visible, or what the same thread
+// wrote for its samples.
 #pragma once
 
 #include "cuda/core/updates.cuh"
@@ -42,35 +43,42 @@ __device__ void bind_task(TaskArrays<T>& a, const Problem<T>& problem, const Tas
 template <class T, class Form>
 __device__ int64_t adm_iterate(Team& team, const TaskArrays<T>& a, const AdmWeights<T>& c, Form& form,
                                const Problem<T>& problem, const TaskEntry& task) {
-  const int64_t planned = a.queries() > 0 ? c.iterations : 0;
+  constexpr bool taken = Form::kTakesInputs;
+  const int terms = taken ? problem.history_terms : 3;
+  const int64_t planned = has_queries<taken>(problem, task, a.queries()) ? c.iterations : 0;
+  auto given = [&](auto f) { with_inputs<taken>(problem, task, a.n, c.in_log_p, f); };
   for (int64_t t = 0;; ++t) {
     const bool compare = c.tol > 0 && t > 0;
     form.product(t);
     softmax_rows(team, a, c.tau, compare, c.tol, a.moved + t % 2);
+    given([&](const auto& in) { add_priors(team, a, in); });
     TIM_SYNC(team);
     const bool decided = !c.decides_marginal || t > kDecidedAfter;
     const bool stop = t == planned || (compare && decided && a.moved[t % 2] == 0);
     if (stop && problem.history == nullptr) return t;
     if (team.thread() == 0) a.moved[(t + 1) % 2] = 0;
     if (c.decides_marginal && !stop && decides_marginal_at(t)) {
-      for (int k = team.warp(); k < a.K; k += team.warps()) {
-        const T sum = query_sum(a, k);
-        if (lane_id() == 0) a.query_p()[k] = sum;
-      }
+      given([&](const auto& in) {
+        for (int k = team.warp(); k < a.K; k += team.warps()) {
+          const T sum = query_sum(a, k, in);
+          if (lane_id() == 0) a.query_p()[k] = sum;
+        }
+      });
       TIM_SYNC(team);
       if (team.thread() == 0)
         problem.marginal_weights[task.task] = marginal_weight_from(t, decide_marginal(a));
       TIM_SYNC(team);  // adm_class_sums writes query_p anew
     }
-    adm_class_sums(team, a, c, problem.marginal_weights + task.task);
+    given([&](const auto& in) { adm_class_sums(team, a, c, problem, task, in); });
     TIM_SYNC(team);
     if (problem.history != nullptr && team.warp() == 0)
-      write_terms(a, T(1), history_of(problem, task) + 3 * t);
+      given([&](const auto& in) { write_terms(a, T(1), history_of(problem, task, terms) + terms * t, in); });
     if (stop) return t;
     adm_target_rows(team, a, c);
     TIM_SYNC(team);
-    adm_class_steps(team, a, c);
+    given([&](const auto& in) { adm_class_steps(team, a, c, in); });
     TIM_SYNC(team);
+    given([&](const auto& in) { weigh_targets(team, a, in); });
     form.update();
   }
 }

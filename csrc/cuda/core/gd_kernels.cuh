@@ -39,10 +39,10 @@ __device__ void gd_probabilities(Team& team, const GdMemory<T>& m, const GdWeigh
   TIM_SYNC(team);
 }
 
-// g into x and its sums over samples into step.
-template <class T>
-__device__ void gd_weights_of_samples(Team& team, const GdMemory<T>& m, const GdWeights<T>& c) {
-  gd_gradient_rows(team, m.a, c, m.s.x);
+// g into x and its sums over samples into step; given(f) is f(inputs of the task).
+template <class T, class Given>
+__device__ void gd_weights_of_samples(Team& team, const GdMemory<T>& m, const GdWeights<T>& c, Given given) {
+  given([&](const auto& in) { gd_gradient_rows(team, m.a, c, m.s.x, in); });
   TIM_SYNC(team);
   gd_class_totals(team, m.a, m.s.x);
   if (team.size > 1) TIM_SYNC(team);  // within a block, the barrier in accumulate_columns is enough
@@ -50,26 +50,31 @@ __device__ void gd_weights_of_samples(Team& team, const GdMemory<T>& m, const Gd
 
 template <class T>
 __device__ int64_t gd_iterate(Team& team, const GdMemory<T>& m, const GdWeights<T>& c, T* partial,
-                              T* history) {
+                              const Problem<T>& problem, const TaskEntry& task) {
   const TaskArrays<T>& a = m.a;
-  const int64_t planned = a.queries() > 0 ? c.iterations : 0;
+  const int64_t planned = has_queries<true>(problem, task, a.queries()) ? c.iterations : 0;
+  auto given = [&](auto f) { with_inputs<true>(problem, task, a.n, T(0), f); };
   double power1 = 1, power2 = 1;  // beta^t, of one thread
   for (int64_t t = 0;; ++t) {
     const bool compare = c.tol > 0 && t > 0;
     gd_probabilities(team, m, c, compare, a.moved + t % 2);
     const bool stop = t == planned || (compare && a.moved[t % 2] == 0);
-    if (stop && history == nullptr) return t;
+    if (stop && problem.history == nullptr) return t;
     if (team.thread() == 0) {
       a.moved[(t + 1) % 2] = 0;
       power1 *= c.adam_beta1;
       power2 *= c.adam_beta2;
       *m.adam = adam_step<T>(c.lr, power1, power2);
     }
-    gd_class_sums(team, a, c.marginal_weight, c.order);
+    given([&](const auto& in) { gd_class_sums(team, a, c.marginal_weight, c.order, in); });
     TIM_SYNC(team);
-    if (history != nullptr && team.warp() == 0) write_terms(a, c.order, history + 3 * t);
+    if (problem.history != nullptr && team.warp() == 0)
+      given([&](const auto& in) {
+        write_terms(a, c.order, history_of(problem, task, problem.history_terms) + problem.history_terms * t,
+                    in);
+      });
     if (stop) return t;
-    gd_weights_of_samples(team, m, c);
+    gd_weights_of_samples(team, m, c, given);
     const T rate = m.adam->rate, correction = m.adam->correction;
     accumulate_columns(team, m.s.rows(), a.n, m.s.dim, m.s.x, a.ld, a.K, partial, m.s.sliced,
                        [&](int k, int64_t column, T sum) {
@@ -99,8 +104,8 @@ __global__ void __launch_bounds__(kThreads, 1) gd_kernel(Problem<T> problem, GdW
               primal_start(team, m.a, m.s, rows_of(problem, task));
               TIM_SYNC(team);
               first_weights(team, m.a, m.s, mean_of(problem, task), start_of(problem, task));
-              const int64_t iterations = gd_iterate(team, m, c, shared.partial, history_of(problem, task));
-              write_results(team, m.a, problem, task, iterations);
+              const int64_t iterations = gd_iterate(team, m, c, shared.partial, problem, task);
+              write_results<true>(team, m.a, problem, task, iterations);
               primal_finish(team, m.s, problem, task);
             });
 }
@@ -119,10 +124,11 @@ __global__ void __launch_bounds__(kThreads, 1)
               primal_start(team, m.a, m.s, rows_of(problem, task));
               first_weights(team, m.a, m.s, mean_of(problem, task), start_of(problem, task));
               gd_probabilities(team, m, c, false, m.a.moved);
-              gd_class_sums(team, m.a, c.marginal_weight, c.order);
+              const NoSampleInputs<T> in;
+              gd_class_sums(team, m.a, c.marginal_weight, c.order, in);
               TIM_SYNC(team);
-              if (team.warp() == 0) write_terms(m.a, c.order, problem.history + 3 * int64_t(task.task));
-              gd_weights_of_samples(team, m, c);
+              if (team.warp() == 0) write_terms(m.a, c.order, history_of(problem, task, 3), in);
+              gd_weights_of_samples(team, m, c, [&](auto f) { f(in); });
               T* const gradient = problem.weights + at;
               accumulate_columns(team, m.s.rows(), m.a.n, problem.dim, m.s.x, m.a.ld, m.a.K, shared.partial,
                                  m.s.sliced, [&](int k, int64_t column, T sum) {

@@ -142,6 +142,8 @@ struct Workspace {
   int *position, *label, *support_count;
   int64_t* row;
   T *scale, *mean;
+  T *share, *sample_priors;
+  int* counting;
   unsigned char* slots;
   int64_t bytes, counter_count;
 };
@@ -150,8 +152,11 @@ Workspace<T> take_workspace(void* start, const Batch& batch, const Schedule& sch
   Arena arena(start);
   Workspace<T> w{};
   const int64_t R = batch.offsets[batch.tasks];
-  int64_t classes = 0;
-  for (int64_t t = 0; t < batch.tasks; ++t) classes += batch.classes[t];
+  int64_t classes = 0, probs = 0;
+  for (int64_t t = 0; t < batch.tasks; ++t) {
+    classes += batch.classes[t];
+    probs += (batch.offsets[t + 1] - batch.offsets[t]) * batch.classes[t];
+  }
   for (const Group& group : schedule.groups) w.counter_count += 1 + int64_t(group.teams.size());
   w.table = arena.take<TaskEntry>(batch.tasks);
   w.log_priors = batch.class_prior ? arena.take<double>(classes) : nullptr;
@@ -163,6 +168,11 @@ Workspace<T> take_workspace(void* start, const Batch& batch, const Schedule& sch
   w.row = arena.take<int64_t>(R);
   w.scale = arena.take<T>(2 * R);
   w.mean = arena.take<T>(batch.tasks * round_up(batch.dim, kVector<T>));
+  if (knows_samples(batch)) {
+    w.share = arena.take<T>(R);
+    w.counting = arena.take<int>(batch.tasks);
+    w.sample_priors = batch.sample_log_prior ? arena.take<T>(probs) : nullptr;
+  }
   const int64_t before = arena.used();
   w.slots = static_cast<unsigned char*>(start) + round_up(before, 256);
   w.bytes = round_up(before, 256) + slots_bytes;
@@ -265,6 +275,8 @@ Problem<T> prepare(const Batch& batch, const Outputs& out, const Schedule& sched
   problem.table = w.table;
   problem.start = static_cast<const T*>(start ? start : batch.weights);
   problem.checks_start = batch.weights != nullptr;
+  problem.sample_weight = static_cast<const T*>(batch.sample_weight);
+  problem.sample_log_prior = static_cast<const T*>(batch.sample_log_prior);
   problem.samples = w.samples;
   problem.position = w.position;
   problem.label = w.label;
@@ -273,6 +285,9 @@ Problem<T> prepare(const Batch& batch, const Outputs& out, const Schedule& sched
   problem.support_count = w.support_count;
   problem.mean = w.mean;
   problem.mean_pitch = round_up(batch.dim, kVector<T>);
+  problem.share = w.share;
+  problem.sample_priors = w.sample_priors;
+  problem.counting = w.counting;
   problem.probs = static_cast<T*>(out.probs);
   problem.predictions = out.predictions;
   problem.weights = static_cast<T*>(out.weights);
@@ -282,11 +297,13 @@ Problem<T> prepare(const Batch& batch, const Outputs& out, const Schedule& sched
   problem.marginal_weights = static_cast<T*>(out.marginal_weights);
   problem.status = out.status;
   problem.history_length = history_length;
+  problem.history_terms = int(history_terms(batch));
   problem.marginal_weight = T(marginal_weight);
   Arena shared(nullptr);
   shared.take<int>(kWarps);
   for (int i = 0; i < 5; ++i) shared.take<int>(1);
   shared.take<T>(kMeanPartial<T>);
+  shared.take<double>(kWarps);
   TIM_LAUNCH((prepare_kernel<T>), batch.tasks, kThreads, size_t(shared.used()), stream, problem, normalize);
   return problem;
 }

@@ -1,7 +1,8 @@
 // Before a solve: the task table in device memory, and for every task which samples count, their labels, rows,
-// lengths and mean, and whether the task must be refused.
+// lengths and mean, what is given for each of them, and whether the task must be refused.
 #pragma once
 
+#include "common/equations.h"
 #include "cuda/core/problem.cuh"
 
 namespace tim_ext {
@@ -106,6 +107,40 @@ __device__ void mean_row(const FeatureRows<T>& rows, int n, T* partial, T* mean,
   }
 }
 
+// What is given for single samples in the order of the samples that count, by one block; shares have a mean of 1.
+template <class T>
+__device__ void arrange_inputs(const Problem<T>& problem, const TaskEntry& task, int n, int queries,
+                               double* sums) {
+  const int thread = int(threadIdx.x), K = task.classes;
+  const int* const position = problem.position + task.first_sample;
+  const int* const label = problem.label + task.first_sample;
+  double scale = 1;
+  const T* const weight = problem.sample_weight ? problem.sample_weight + task.first_sample : nullptr;
+  if (weight != nullptr) {
+    double total = 0;
+    for (int i = thread; i < n; i += kThreads)
+      if (label[i] == int(kQuery)) total += double(weight[position[i]]);
+    total = warp_sum(total);
+    if (lane_id() == 0) sums[thread / kLanes] = total;
+    __syncthreads();
+    total = 0;
+    for (int w = 0; w < kWarps; ++w) total += sums[w];
+    scale = sample_weight_scale(double(queries), total);
+  }
+  for (int i = thread; i < n; i += kThreads) {
+    const double share = weight != nullptr ? double(weight[position[i]]) * scale : 1.0;
+    problem.share[task.first_sample + i] = label[i] == int(kQuery) ? T(share) : T(0);
+  }
+  if (thread == 0) problem.counting[task.task] = scale > 0;
+  if (problem.sample_priors == nullptr) return;
+  const T* const from = problem.sample_log_prior + task.first_prob;
+  T* const to = problem.sample_priors + task.first_prob;
+  for (int k = 0; k < K; ++k)
+    for (int i = thread; i < n; i += kThreads)
+      to[int64_t(k) * n + i] =
+          label[i] == int(kQuery) ? from[int64_t(position[i]) * K + k] * T(kLog2e) : T(0);
+}
+
 // One block per task. A warp takes 32 samples of a row of 256 at a time; where each goes follows from counting.
 template <class T>
 __global__ void __launch_bounds__(kThreads, 1) prepare_kernel(Problem<T> problem, bool normalize) {
@@ -120,6 +155,7 @@ __global__ void __launch_bounds__(kThreads, 1) prepare_kernel(Problem<T> problem
   int* first_bad_weights = arena.take<int>(1);
   int* support = arena.take<int>(1);
   T* partial = arena.take<T>(kMeanPartial<T>);
+  double* sums = arena.take<double>(kWarps);
   const int thread = int(threadIdx.x), warp = thread / kLanes, lane = lane_id();
   const TaskEntry task = problem.table[blockIdx.x];
   const int64_t at = task.first_sample;
@@ -183,6 +219,7 @@ __global__ void __launch_bounds__(kThreads, 1) prepare_kernel(Problem<T> problem
   const bool refused = *first_bad != kNone || *first_missing != kNone || *first_not_finite != kNone ||
                        *first_bad_weights != kNone;
   if (!refused) mean_row(rows_of(problem, task), before, partial, mean_of(problem, task), problem.mean_pitch);
+  if (!refused && problem.share != nullptr) arrange_inputs(problem, task, before, before - *support, sums);
   if (thread == 0) {
     TaskSamples found{};
     found.count = before;
@@ -236,8 +273,8 @@ __global__ void __launch_bounds__(kThreads, 1) prepare_kernel(Problem<T> problem
   if (problem.proportions && refused)
     for (int k = thread; k < K; k += kThreads) problem.proportions[task.first_class + k] = nan;
   if (problem.history)
-    for (int64_t j = thread; j < 3 * problem.history_length; j += kThreads)
-      problem.history[3 * problem.history_length * task.task + j] = nan;
+    for (int64_t j = thread; j < problem.history_terms * problem.history_length; j += kThreads)
+      problem.history[problem.history_terms * problem.history_length * task.task + j] = nan;
 }
 
 }  // namespace cuda

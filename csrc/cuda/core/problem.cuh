@@ -27,11 +27,13 @@ struct Problem {
   bool aligned;       // whether rows allow vector loads
   bool checks_start;  // whether a task whose initial weights are not finite is refused
   int64_t pool_rows, dim;
-  const int64_t* rows;       // [R] or null
-  const int64_t* labels;     // [R]
-  const double* log_priors;  // [sum_t K_t] or null: see log_prior_of
-  const TaskEntry* table;    // [T]
-  const T* start;            // [sum_t K_t, dim]: initial weights, or null for the prototypes
+  const int64_t* rows;        // [R] or null
+  const int64_t* labels;      // [R]
+  const double* log_priors;   // [sum_t K_t] or null: see log_prior_of
+  const TaskEntry* table;     // [T]
+  const T* start;             // [sum_t K_t, dim]: initial weights, or null for the prototypes
+  const T* sample_weight;     // [R] or null; see Batch
+  const T* sample_log_prior;  // [sum_t N_t K_t] or null
 
   // made by prepare_kernel: the samples of each task without padding, in order, at first_sample
   TaskSamples* samples;  // [T], in the order of the table
@@ -44,6 +46,10 @@ struct Problem {
   // no digits; W gets it back at the end
   T* mean;
   int64_t mean_pitch;
+  // what is given for single samples, in the same order; null if nothing is
+  T* share;          // [R]  v_i of queries, 1 on average; 0 of other samples
+  T* sample_priors;  // [K][count] of each task at first_prob: log2 prior_ik of queries, 0 of other samples; or null
+  int* counting;  // [T]  whether any query has a share
 
   // results, or null; see Outputs
   T* probs;
@@ -55,6 +61,7 @@ struct Problem {
   T* marginal_weights;
   int64_t* status;
   int64_t history_length;  // planned iterations + 1
+  int history_terms;       // see history_terms
   T marginal_weight;       // of the first iterations
 };
 
@@ -186,6 +193,50 @@ __device__ FeatureRows<T> rows_of(const Problem<T>& problem, const TaskEntry& ta
           problem.row + task.first_sample,
           problem.scale + 2 * task.first_sample,
           mean_of(problem, task)};
+}
+
+// What is given for the samples of one task: v_i in every sum over Q, and log2 prior_ik. Functions that run in every
+// iteration have it as a template argument: where nothing is given, they are what they would be if it did not exist.
+template <class T>
+struct SampleInputs {
+  static constexpr bool kGiven = true;
+  const T* share;   // [n]
+  const T* priors;  // [K][n] or null
+  int n;
+  T in_log_p;  // how often log_p has the prior, see add_priors
+
+  __device__ __forceinline__ T weighted(int i, T x) const { return share[i] * x; }
+  __device__ __forceinline__ bool counts(int i) const { return share[i] > T(0); }
+  __device__ __forceinline__ T log_prior(int k, int i) const {
+    return priors != nullptr ? priors[int64_t(k) * n + i] : T(0);
+  }
+};
+template <class T>
+struct NoSampleInputs {
+  static constexpr bool kGiven = false;
+
+  __device__ __forceinline__ T weighted(int, T x) const { return x; }
+  __device__ __forceinline__ bool counts(int) const { return true; }
+};
+// f(inputs of the task), one or the other; `taken`: whether the kernel has tasks with any.
+template <bool taken, class T, class F>
+__device__ __forceinline__ void with_inputs(const Problem<T>& problem, const TaskEntry& task, int n,
+                                            T in_log_p, F f) {
+  if constexpr (taken)
+    if (problem.share != nullptr) {
+      const T* const priors = problem.sample_priors;
+      f(SampleInputs<T>{problem.share + task.first_sample, priors ? priors + task.first_prob : nullptr, n,
+                        in_log_p});
+      return;
+    }
+  f(NoSampleInputs<T>{});
+}
+// Whether iterations can do anything for a task with these queries.
+template <bool taken, class T>
+__device__ __forceinline__ bool has_queries(const Problem<T>& problem, const TaskEntry& task, int queries) {
+  if constexpr (taken)
+    if (problem.share != nullptr && !problem.counting[task.task]) return false;
+  return queries > 0;
 }
 
 }  // namespace cuda

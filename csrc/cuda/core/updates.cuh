@@ -55,6 +55,7 @@ struct AdmWeights : AdmCoefficients<T> {
   bool smooths_by_shots;  // see smoothing_reach
   double smoothing;
   bool chooses_steps;  // see StepControl
+  T in_log_p;          // prior_power / power: see add_priors
 };
 template <class T>
 struct GdWeights : GdCoefficients<T> {
@@ -97,11 +98,23 @@ __device__ void softmax_rows(const Team& team, const TaskArrays<T>& a, T tau, bo
   }
 }
 
+// Sample priors enter q wherever power log p_ik does: log_p is log r_ik / power from here on. A thread has the samples that
+// it had in softmax_rows.
+template <class T, class Inputs>
+__device__ void add_priors(const Team& team, const TaskArrays<T>& a, const Inputs& in) {
+  if constexpr (Inputs::kGiven) {
+    if (in.priors == nullptr) return;
+    for (int i = team.thread(); i < a.n; i += team.threads())
+#pragma unroll 4
+      for (int k = 0; k < a.K; ++k) a.log_p(k)[i] += in.in_log_p * in.log_prior(k, i);
+  }
+}
+
 // sum_p, query_p and factor_k = offset_k of q_offset, without underflow. A task that decides its marginal weight has it in
-// `decided`: the iterations have no register to spare for it.
-template <class T>
+// its results: the iterations have no register to spare for it.
+template <class T, class Inputs>
 __device__ void adm_class_sums(const Team& team, const TaskArrays<T>& a, const AdmWeights<T>& c,
-                               const T* decided) {
+                               const Problem<T>& problem, const TaskEntry& task, const Inputs& in) {
   const int lane = lane_id();
   for (int k = team.warp(); k < a.K; k += team.warps()) {
     const T *const log_p = a.log_p(k), *const p = a.p(k);
@@ -110,8 +123,8 @@ __device__ void adm_class_sums(const Team& team, const TaskArrays<T>& a, const A
     for (int i = lane; i < a.n; i += kLanes) {
       const T log_power = c.power * log_p[i];
       if (a.is_query(i)) {
-        on_query += p[i];
-        top = log_power > top ? log_power : top;
+        on_query += in.weighted(i, p[i]);
+        top = in.counts(i) && log_power > top ? log_power : top;
       } else {
         on_support += p[i];
       }
@@ -119,7 +132,7 @@ __device__ void adm_class_sums(const Team& team, const TaskArrays<T>& a, const A
     top = warp_max(top);
 #pragma unroll 4
     for (int i = lane; i < a.n; i += kLanes)
-      if (a.is_query(i)) powers += exp2(c.power * log_p[i] - top);
+      if (a.is_query(i) && in.counts(i)) powers += in.weighted(i, exp2(c.power * log_p[i] - top));
     on_support = warp_sum(on_support);
     on_query = warp_sum(on_query);
     powers = warp_sum(powers);
@@ -127,19 +140,20 @@ __device__ void adm_class_sums(const Team& team, const TaskArrays<T>& a, const A
       a.sum_p()[k] = c.support * on_support + a.c_query() * on_query;
       a.query_p()[k] = on_query;
       AdmCoefficients<T> with = c;
-      if (c.decides_marginal) with.marginal_power = marginal_power(*decided, c.beta);
+      if (c.decides_marginal)
+        with.marginal_power = marginal_power(problem.marginal_weights[task.task], c.beta);
       a.factor()[k] = q_offset<T>(with, top + log2(powers), a.log_prior(k));
     }
   }
 }
 
 // Sum over Q of p_ik, by one warp; the same for all of its lanes.
-template <class T>
-__device__ __forceinline__ T query_sum(const TaskArrays<T>& a, int k) {
+template <class T, class Inputs>
+__device__ __forceinline__ T query_sum(const TaskArrays<T>& a, int k, const Inputs& in) {
   T sum = 0;
 #pragma unroll 4
   for (int i = lane_id(); i < a.n; i += kLanes)
-    if (a.is_query(i)) sum += a.p(k)[i];
+    if (a.is_query(i)) sum += in.weighted(i, a.p(k)[i]);
   return warp_sum(sum);
 }
 // m of a task that decides it; a thread alone, from query_p.
@@ -151,7 +165,7 @@ __device__ T decide_marginal(const TaskArrays<T>& a) {
   return decided_marginal_weight(divergence, T(a.support) / T(a.K));
 }
 
-// q_ik = softmax_k(power log p_ik - factor_k) on queries, y_ik on support samples.
+// q_ik = softmax_k(log r_ik - factor_k) on queries, y_ik on support samples.
 template <class T>
 __device__ void adm_target_rows(const Team& team, const TaskArrays<T>& a, const AdmWeights<T>& c) {
   for (int i = team.thread(); i < a.n; i += team.threads()) {
@@ -179,14 +193,15 @@ __device__ void adm_target_rows(const Team& team, const TaskArrays<T>& a, const 
 }
 
 // step and stay: see class_step.
-template <class T>
-__device__ void adm_class_steps(const Team& team, const TaskArrays<T>& a, const AdmWeights<T>& c) {
+template <class T, class Inputs>
+__device__ void adm_class_steps(const Team& team, const TaskArrays<T>& a, const AdmWeights<T>& c,
+                                const Inputs& in) {
   const int lane = lane_id();
   for (int k = team.warp(); k < a.K; k += team.warps()) {
     T on_query = 0;
 #pragma unroll 4
     for (int i = lane; i < a.n; i += kLanes)
-      if (a.is_query(i)) on_query += a.target(k)[i];
+      if (a.is_query(i)) on_query += in.weighted(i, a.target(k)[i]);
     on_query = warp_sum(on_query);
     if (lane == 0) {
       ClassSums<T> sums;
@@ -198,6 +213,21 @@ __device__ void adm_class_steps(const Team& team, const TaskArrays<T>& a, const 
       a.stay()[k] = w.stay;
     }
   }
+}
+
+// target_ik <- p_ik + v_i (q_ik - p_ik) on queries, for the update of a form: X_ik = c_Q (target_ik - p_ik). A thread has the
+// samples that it has there.
+template <class T, class Inputs>
+__device__ void weigh_targets(const Team& team, const TaskArrays<T>& a, const Inputs& in) {
+  if constexpr (Inputs::kGiven)
+    for (int i = team.thread(); i < a.n; i += team.threads()) {
+      if (!a.is_query(i)) continue;
+#pragma unroll 4
+      for (int k = 0; k < a.K; ++k) {
+        const T p = a.p(k)[i];
+        a.target(k)[i] = p + in.weighted(i, a.target(k)[i] - p);
+      }
+    }
 }
 
 // p log_a p from p and log2 p, log_a x = (x^(a-1) - 1) / (a - 1); Shannon's for a = 1.
@@ -217,11 +247,12 @@ __device__ __forceinline__ T log_marginal(const TaskArrays<T>& a, int k, T order
 }
 
 // query_p, and factor_k = a m log_a(phat_k / (K prior_k)).
-template <class T>
-__device__ void gd_class_sums(const Team& team, const TaskArrays<T>& a, T marginal_weight, T order) {
+template <class T, class Inputs>
+__device__ void gd_class_sums(const Team& team, const TaskArrays<T>& a, T marginal_weight, T order,
+                              const Inputs& in) {
   const int lane = lane_id();
   for (int k = team.warp(); k < a.K; k += team.warps()) {
-    const T on_query = query_sum(a, k);
+    const T on_query = query_sum(a, k, in);
     if (lane == 0) {
       a.query_p()[k] = on_query;
       a.factor()[k] = a.queries() > 0 ? marginal_weight * order * log_marginal(a, k, order) : T(0);
@@ -231,8 +262,10 @@ __device__ void gd_class_sums(const Team& team, const TaskArrays<T>& a, T margin
 
 // g_ik = dL / d logit_ik into x (grouped by four classes):
 //   lam/|S| (p_ik - y_ik) on S;   1/|Q| (v_ik - p_ik sum_j v_ij) on Q,  v_ik = p_ik factor_k - alpha a p_ik log_a p_ik
-template <class T>
-__device__ void gd_gradient_rows(const Team& team, const TaskArrays<T>& a, const GdWeights<T>& c, T* x) {
+// where v_ik loses lam_0 p_ik log prior_ik with sample priors, and all of it is weighted with sample weights.
+template <class T, class Inputs>
+__device__ void gd_gradient_rows(const Team& team, const TaskArrays<T>& a, const GdWeights<T>& c, T* x,
+                                 const Inputs& in) {
   for (int i = team.thread(); i < a.n; i += team.threads()) {
     if (!a.is_query(i)) {
       const T weight = gd_support_weight<T>(c.lam, T(a.support));
@@ -244,11 +277,12 @@ __device__ void gd_gradient_rows(const Team& team, const TaskArrays<T>& a, const
 #pragma unroll 4
     for (int k = 0; k < a.K; ++k) {
       const T p = a.p(k)[i];
-      const T v = p * a.factor()[k] - c.alpha * c.order * p_log(p, a.log_p(k)[i], c.order);
+      T v = p * a.factor()[k] - c.alpha * c.order * p_log(p, a.log_p(k)[i], c.order);
+      if constexpr (Inputs::kGiven) v -= c.sample_prior * T(kLn2) * p * in.log_prior(k, i);
       x[grouped(i, k, a.ld)] = v;
       total += v;
     }
-    const T weight = gd_query_weight<T>(T(a.queries()));
+    const T weight = in.weighted(i, gd_query_weight<T>(T(a.queries())));
 #pragma unroll 4
     for (int k = 0; k < a.K; ++k) {
       T& g = x[grouped(i, k, a.ld)];
@@ -270,20 +304,28 @@ __device__ void gd_class_totals(const Team& team, const TaskArrays<T>& a, const 
   }
 }
 
-// One row of the history, by one warp: cross entropy on S, marginal entropy and conditional entropy on Q. Needs
-// query_p.
-template <class T>
-__device__ void write_terms(const TaskArrays<T>& a, T order, T* terms) {
+// One row of the history, by one warp: cross entropy on S, marginal entropy and conditional entropy on Q, and with sample
+// priors the cross entropy with them. Needs query_p. Unrolled with sample inputs, adm_primal_kernel<double> spills.
+template <class T, class Inputs>
+__device__ void write_terms(const TaskArrays<T>& a, T order, T* terms, const Inputs& in) {
   const int lane = lane_id();
-  T cross = 0, conditional = 0, marginal = 0;
-#pragma unroll 4
+  T cross = 0, conditional = 0, marginal = 0, with_priors = 0;
+#pragma unroll(Inputs::kGiven ? 1 : 4)
   for (int i = lane; i < a.n; i += kLanes) {
     if (!a.is_query(i)) {
       cross += a.log_p(a.label[i])[i];
       continue;
     }
-#pragma unroll 4
-    for (int k = 0; k < a.K; ++k) conditional += p_log(a.p(k)[i], a.log_p(k)[i], order);
+#pragma unroll(Inputs::kGiven ? 1 : 4)
+    for (int k = 0; k < a.K; ++k) {
+      T log_p = a.log_p(k)[i];
+      if constexpr (Inputs::kGiven) {
+        const T log_prior = in.log_prior(k, i);
+        log_p -= in.in_log_p * log_prior;
+        with_priors += in.weighted(i, a.p(k)[i] * log_prior);
+      }
+      conditional += in.weighted(i, p_log(a.p(k)[i], log_p, order));
+    }
   }
   if (a.queries() > 0)
     for (int k = lane; k < a.K; k += kLanes)
@@ -291,10 +333,13 @@ __device__ void write_terms(const TaskArrays<T>& a, T order, T* terms) {
   cross = warp_sum(cross);
   conditional = warp_sum(conditional);
   marginal = warp_sum(marginal);
+  if constexpr (Inputs::kGiven) with_priors = warp_sum(with_priors);
   if (lane == 0) {
     terms[0] = -T(kLn2) * cross / T(a.support);
     terms[1] = a.queries() > 0 ? -marginal / T(a.queries()) : T(0);
     terms[2] = a.queries() > 0 ? -conditional / T(a.queries()) : T(0);
+    if constexpr (Inputs::kGiven)
+      if (in.priors != nullptr) terms[3] = a.queries() > 0 ? -T(kLn2) * with_priors / T(a.queries()) : T(0);
   }
 }
 
@@ -326,22 +371,29 @@ __device__ void write_rows(const Team& team, const TaskArrays<T>& a, const Probl
 
 // The rows of a task's history, or null.
 template <class T>
-__device__ T* history_of(const Problem<T>& problem, const TaskEntry& task) {
-  return problem.history ? problem.history + 3 * problem.history_length * task.task : nullptr;
+__device__ T* history_of(const Problem<T>& problem, const TaskEntry& task, int terms) {
+  return problem.history ? problem.history + terms * problem.history_length * task.task : nullptr;
 }
 
+template <class T, class Inputs>
+__device__ __forceinline__ void write_proportions(const Team& team, const TaskArrays<T>& a,
+                                                  const Problem<T>& problem, const TaskEntry& task,
+                                                  const Inputs& in) {
+  for (int k = team.warp(); k < a.K; k += team.warps()) {
+    const T sum = query_sum(a, k, in);
+    if (lane_id() == 0)
+      problem.proportions[task.first_class + k] = a.queries() > 0 ? sum / T(a.queries()) : T(0);
+  }
+}
 // What a solve leaves besides W.
-template <class T>
+template <bool takes_inputs, class T>
 __device__ void write_results(const Team& team, const TaskArrays<T>& a, const Problem<T>& problem,
                               const TaskEntry& task, int64_t iterations) {
   if (team.thread() == 0) problem.iterations[task.task] = iterations;
   write_rows(team, a, problem, task);
   if (problem.proportions == nullptr) return;
-  for (int k = team.warp(); k < a.K; k += team.warps()) {
-    const T sum = query_sum(a, k);
-    if (lane_id() == 0)
-      problem.proportions[task.first_class + k] = a.queries() > 0 ? sum / T(a.queries()) : T(0);
-  }
+  with_inputs<takes_inputs>(problem, task, a.n, T(0),
+                            [&](const auto& in) { write_proportions(team, a, problem, task, in); });
 }
 
 }  // namespace cuda
