@@ -29,7 +29,6 @@ struct Task {
   bool centred = false;  // features are z_i = scale_i x_i - mean already, of the type computed in
   int64_t samples() const { return support + query; }
   bool has_queries() const { return query > 0 && weight_scale > 0; }  // that count
-  bool knows_samples() const { return sample_weight || sample_log_prior; }
   int64_t history_terms() const { return sample_log_prior ? 4 : 3; }
 };
 

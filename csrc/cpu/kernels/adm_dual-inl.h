@@ -37,7 +37,8 @@ class Dual {
         team_(team),
         c_(coefficients<T>(params, task)),
         reach_(task.smoothing),
-        panels_(task.samples()) {
+        panels_(task.samples()),
+        samples_(task, panels_.lanes, panels_.lanes, arena) {
     const int64_t K = task.classes;
     lanes_ = panels_.lanes;
     vectors_ = panels_.vectors;
@@ -45,12 +46,10 @@ class Dual {
     gram_ = arena.take<T>(lanes_ * lanes_);
     for (T** array : {&difference_, &logits_, &p_, &x_}) *array = arena.take<T>(K * lanes_);
     before_ = params.tol > 0 ? arena.take<T>(K * lanes_) : nullptr;
-    labels_ = arena.take<typename Simd<T>::Int>(lanes_);
-    for (T** array : {&last_, &log_total_, &q_inverse_}) *array = arena.take<T>(lanes_);
-    inverse_ = arena.take<T>(lanes_);
+    for (T** array : {&last_, &log_total_, &inverse_, &p_weight_, &q_weight_}) *array = arena.take<T>(lanes_);
+    block_ = arena.take<Block<T>>(blocks);
     shift_parts_ = reinterpret_cast<Vec<T>*>(arena.take<char>(panels() * K * int64_t(sizeof(Vec<T>))));
     state = take_class_state<T>(arena, K, blocks, blocks);
-    if (task.knows_samples()) samples_.emplace(task, lanes_, lanes_, arena);
     if (params.chooses_steps) steps_.emplace(task, params, lanes_, panels(), arena);
     if (reach_ > 0) smoothing_.emplace(task, panels_, arena);
     // The packed features are needed only before the first iteration, the row blocks only after the last.
@@ -67,15 +66,16 @@ class Dual {
   const Team& team() const { return team_; }
 
   void prepare() {
+    for (int64_t b = 0; b < blocks; ++b) block_[b] = block(b);
     gram();
     if (smoothing_) smoothing_->smooth(gram_, reach_, scale_, team_);
-    fill_labels(task_, lanes_, labels_, state);
-    if (samples_) {
-      samples_->fill(task_, team_);
-      state.sample_prior_range = -samples_->lowest();
-    }
+    fill_classes(task_, state);
+    samples_.fill(task_, c_, team_);
+    state.sample_prior_range = samples_.prior_range();
     const int64_t K = task_.classes;
-    auto prototype = [&](int64_t k, int64_t i) { return labels_[i] == k ? T(1) / state.count[k] : T(0); };
+    auto prototype = [&](int64_t k, int64_t i) {
+      return i < task_.support && task_.labels[i] == k ? T(1) / state.count[k] : T(0);
+    };
     for (int64_t i = 0; i < lanes_; ++i) {
       last_[i] = prototype(K - 1, i);
       for (int64_t k = 0; k < K - 1; ++k) difference_[k * lanes_ + i] = prototype(k, i) - last_[i];
@@ -93,9 +93,8 @@ class Dual {
   // C_k <- (X_k + B_k C_k) / D_k, as differences to the last class: C_k - C_K is what the product needs. Or the residual.
   template <int KT, From from, bool known>
   void q_step() {
-    each([&](Block<T>& block, int64_t b) { q_total<KT, from, known>(task_, c_, state, block, b, b); });
+    each([&](Block<T>& block, int64_t b) { q_total<KT, from, known>(task_, c_, state, block, b); });
     combine_q(task_, c_, state, blocks);
-    const int64_t last_class = task_.classes - 1;
     each([&](Block<T>& block, int64_t b) {
       const T* const difference = difference_ + b * kBlockSamples;
       const T* const last = last_ + b * kBlockSamples;
@@ -104,15 +103,17 @@ class Dual {
       const T *const step = state.step, *const stay = state.stay;
       const int64_t ld = lanes_;
       Vec<T> before = Vec<T>{}, now = Vec<T>{};  // C_K
-      q_apply_block<KT, from, known>(
-          task_.classes, c_, state.factor, block, [&](int64_t k, int64_t i, Vec<T> x) TIM_LAMBDA_INLINE {
-            if (k == last_class) {
+      q_apply_block<KT, from>(
+          task_.classes, c_, state.factor, block,
+          [=, &before, &now](int64_t k, int64_t i, Vec<T> x, auto is_last) TIM_LAMBDA_INLINE {
+            if constexpr (decltype(is_last)::value) {
               before = load(last + i);
               now = x * step[k] + before * stay[k];
               store(next_last + i, now);
-            } else {
+            } else {  // C_k - C_K of the next C
               const int64_t at = k * ld + i;
-              store(next_difference + at, x * step[k] + (load(difference + at) + before) * stay[k] - now);
+              store(next_difference + at,
+                    load(difference + at) * stay[k] + (before * stay[k] + (x * step[k] - now)));
             }
           });
     });
@@ -124,8 +125,7 @@ class Dual {
   T* before(int64_t b) { return before_ + b * kBlockSamples; }
 
   void finish(const TaskOutputs<T>& out) {
-    Block<T> all = block(0);
-    write_results(task_, out, all, 0, task_.samples());
+    write_results(task_, out, block(0), 0, task_.samples());
     if (out.proportions) {
       each([&](Block<T>& block, int64_t b) { sum_queries(task_, state, block, b); });
       gather_proportions(task_, state, blocks, out.proportions);
@@ -183,21 +183,18 @@ class Dual {
     one.inverse = inverse_ + first;
     one.p = p_ + first;
     one.x = x_ + first;
-    one.q_inverse = q_inverse_ + first;
+    one.p_weight = p_weight_ + first;
+    one.q_weight = q_weight_ + first;
     one.ld = lanes_;
-    one.labels = labels_ + first;
     one.vectors = (end_of(b) - first) / W;
     one.first_query = queries_from > 0 ? queries_from : 0;
-    one.ends = b == blocks - 1;
-    if (samples_) samples_->bind(one, first);
+    samples_.bind(one, first);
     return one;
   }
   template <class F>
   void each(F f) {
-    run(team_, blocks, [&](int64_t b) {
-      Block<T> one = block(b);
-      f(one, b);
-    });
+    if (blocks == 1) return f(block_[0], 0);
+    run(team_, blocks, [&](int64_t b) { f(block_[b], b); });
   }
 
   int64_t panels() const { return panels_.count(); }
@@ -258,7 +255,7 @@ class Dual {
         const int64_t skip = !all && row_panel == j ? (from + r0) / W : 0;
         const int64_t used = (all ? width : wide) - skip;
         if (used <= 0) return;
-        with_constant<kTileVectors>(int(width), [&](auto nv) {
+        with_constant<kPanelVectors>(int(width), [&](auto nv) {
           with_constant<decltype(nv)::value>(int(used), [&](auto nu) {
             gram_tile<decltype(nr)::value, decltype(nv)::value, decltype(nu)::value>(
                 a + skip * W, b + r0, row_width * W, columns, g + skip * W, row_first * W + from + r0,
@@ -321,15 +318,13 @@ class Dual {
   // f(j, first vector, vectors) for every panel, shared among threads where it is worth it.
   template <class F>
   void for_panels(F f) {
-    const int64_t n = panels(), pieces = lanes_ < kParallelLanes ? 1 : n;
-    run(team_, pieces, [&](int64_t piece) {
-      const int64_t last = pieces == 1 ? n : piece + 1;
-      for (int64_t j = piece; j < last; ++j) {
-        int64_t first, width;
-        panel(j, &first, &width);
-        f(j, first, width);
-      }
-    });
+    auto one = [&](int64_t j) {
+      int64_t first, width;
+      panel(j, &first, &width);
+      f(j, first, width);
+    };
+    if (lanes_ >= kParallelLanes) return run(team_, panels(), one);
+    for (int64_t j = 0; j < panels(); ++j) one(j);
   }
 
   // out_k = G columns_k; if those are the differences of C, shift_k = tau/2 U_k . (C_k + C_K) with its terms summed panel by
@@ -337,41 +332,64 @@ class Dual {
   template <bool with_shift>
   void product(const T* columns, T* out) {
     for_panels([&](int64_t j, int64_t first, int64_t width) {
-      with_constant<kTileVectors>(int(width), [&](auto nv) {
+      with_constant<kPanelVectors>(int(width), [&](auto nv) {
         product_panel<decltype(nv)::value, with_shift>(j, first, columns, out);
       });
     });
     if (with_shift) sum_shifts();
   }
   void sum_shifts() {
-    const int64_t K = task_.classes;
-    for (int64_t k = 0; k < K - 1; ++k) {
+    const int64_t columns = task_.classes - 1, n = panels();
+    const T half = c_.tau / 2;
+    for (int64_t k = 0; k < columns; ++k) {
       Vec<T> sum = shift_parts_[k];
-      for (int64_t j = 1; j < panels(); ++j) sum += shift_parts_[j * (K - 1) + k];
-      state.shift[k] = c_.tau / 2 * reduce_add<T>(sum);
+      for (int64_t j = 1; j < n; ++j) sum += shift_parts_[j * columns + k];
+      state.shift[k] = half * reduce_add<T>(sum);
     }
   }
   template <int NV, bool with_shift>
   TIM_INLINE void product_panel(int64_t j, int64_t first, const T* columns, T* out) {
-    const int64_t K = task_.classes;
+    const int64_t K = task_.classes, n = task_.samples();
+    // With four samples at most in the last vector, four columns share a vector of sums for them.
+    const bool short_end = W == 16 && NV > 1 && first + NV == vectors_ && n % W > 0 && n % W <= 4;
     for_row_tiles(K - 1, [&](int64_t k0, auto nr) {
       constexpr int NR = decltype(nr)::value;
+      const T* const b = columns + k0 * lanes_;
       Vec<T> acc[NR][NV] = {};
-      multiply_tile<T, NR, NV, NV>(acc, gram_panel(first), columns + k0 * lanes_, lanes_, 1, task_.samples());
-      [[maybe_unused]] const T* last = last_ + first * W;
+      if constexpr (W == 16 && NR == 4 && NV > 1) {
+        if (short_end) {
+          Vec<T> whole[NR][NV - 1] = {}, tail = Vec<T>{};
+          multiply_tile_and_tail<T, NV - 1, NV>(whole, tail, gram_panel(first), b, lanes_, n);
+          constexpr std::make_integer_sequence<int, W> lanes{};
+          const Vec<T> ends[4] = {four_of<T, 0>(tail, lanes), four_of<T, 4>(tail, lanes),
+                                  four_of<T, 8>(tail, lanes), four_of<T, 12>(tail, lanes)};
+#pragma GCC unroll 4
+          for (int r = 0; r < NR; ++r)
 #pragma GCC unroll 8
-      for (int r = 0; r < NR; ++r) {
-        const int64_t at = (k0 + r) * lanes_ + first * W;
-        [[maybe_unused]] Vec<T> shift = Vec<T>{};
-#pragma GCC unroll 8
-        for (int v = 0; v < NV; ++v) {
-          store(out + at + v * W, acc[r][v]);
-          if constexpr (with_shift)
-            shift += acc[r][v] * (load(columns + at + v * W) + load(last + v * W) * T(2));
+            for (int v = 0; v < NV; ++v) acc[r][v] = v < NV - 1 ? whole[r][v] : ends[r];
+          return put_product<NR, NV, with_shift>(acc, j, first, k0, columns, out);
         }
-        if constexpr (with_shift) shift_parts_[j * (K - 1) + k0 + r] = shift;
       }
+      multiply_tile<T, NR, NV, NV>(acc, gram_panel(first), b, lanes_, 1, n);
+      put_product<NR, NV, with_shift>(acc, j, first, k0, columns, out);
     });
+  }
+  template <int NR, int NV, bool with_shift>
+  TIM_INLINE void put_product(const Vec<T> (&acc)[NR][NV], int64_t j, int64_t first, int64_t k0,
+                              const T* columns, T* out) {
+    [[maybe_unused]] const T* const last = last_ + first * W;
+#pragma GCC unroll 8
+    for (int r = 0; r < NR; ++r) {
+      const int64_t at = (k0 + r) * lanes_ + first * W;
+      [[maybe_unused]] Vec<T> shift = Vec<T>{};
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) {
+        store(out + at + v * W, acc[r][v]);
+        if constexpr (with_shift)
+          shift += acc[r][v] * (load(columns + at + v * W) + load(last + v * W) * T(2));
+      }
+      if constexpr (with_shift) shift_parts_[j * (task_.classes - 1) + k0 + r] = shift;
+    }
   }
 
   // The next point of a task that chooses its steps, and its U in the logits.
@@ -398,15 +416,15 @@ class Dual {
   Coefficients<T> c_;
   double reach_;
   Panels<T> panels_;
+  SampleLanes<T> samples_;
   std::optional<GramSmoothing<T>> smoothing_;
   std::optional<DualSteps<T>> steps_;
-  std::optional<SampleLanes<T>> samples_;
   int64_t lanes_, vectors_;
-  T *gram_, *difference_, *last_, *logits_, *log_total_, *q_inverse_, *inverse_, *p_, *x_, *before_, *packed_,
-      *coefficients_, *converted_;
+  T *gram_, *difference_, *last_, *logits_, *log_total_, *inverse_, *p_, *p_weight_, *x_, *q_weight_,
+      *before_, *packed_, *coefficients_, *converted_;
   double* rest_;
   const T** pointers_;
-  typename Simd<T>::Int* labels_;
+  Block<T>* block_;      // [blocks]
   Vec<T>* shift_parts_;  // [panels][K - 1]
 };
 
@@ -416,7 +434,7 @@ void dual_solve(const Task& task, const AdmParams& params, const T* scale, const
   Arena arena(work);
   Dual<T> form(task, params, scale, team, arena);
   form.prepare();
-  if (task.knows_samples())
+  if (task.sample_log_prior)
     *out.iterations = iterate<0, true>(form, task, params, form.coefs(), form.state, out);
   else
     with_fixed_classes<2, 5>(task.classes, [&](auto kt) {

@@ -85,7 +85,7 @@ void primal_solve(const Task& task, const AdmParams& params, const T* scale, con
   Arena arena(work);
   PrimalAdm<T> form(task, params, scale, team, arena);
   form.prepare(task.weights);
-  *out.iterations = task.knows_samples()
+  *out.iterations = task.sample_log_prior
                         ? iterate<0, true>(form, task, params, form.coefs(), form.state, out)
                         : iterate<0, false>(form, task, params, form.coefs(), form.state, out);
   form.finish(out);

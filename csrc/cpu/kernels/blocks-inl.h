@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cpu/kernels/prelude.h"
+#include "cpu/kernels/tiles-inl.h"
 #include "cpu/kernels/vectors-inl.h"
 
 namespace tim_ext {
@@ -51,39 +52,28 @@ struct Block {
   T* log_total = nullptr;  // log sum_k exp(l_ik)
   T* inverse = nullptr;    // 1 / sum_k exp(l_ik)
   T* p = nullptr;  // exp(l_ik) for k < K - 1, so that p_ik = p * inverse; p_ik itself for all k on demand
-  T* x = nullptr;  // r_ik, see log_r, then whatever weights the samples in the w-update
-  T* q_inverse = nullptr;  // 1 / sum_k of the unnormalised q_ik
+  T* p_weight = nullptr;  // c_i / sum_k exp(l_ik)
+  T* x = nullptr;         // r_ik, see log_r, then whatever weights the samples in the w-update
+  T* q_weight = nullptr;  // share_i / sum_k of the unnormalised q_ik
   int64_t ld = 0;
-  const typename Simd<T>::Int* labels = nullptr;  // class, kQuery or kPadding for every lane
-  const T* weight = nullptr;     // of every query, scaled to a mean of 1, and 0 elsewhere; null: 1
-  const T* log_prior = nullptr;  // log prior_ik of every query, 0 elsewhere, as logits; null: none
+  // Of every lane; what is given for single samples enters through these alone.
+  const typename Simd<T>::Int* labels = nullptr;  // class, kQuery or kPadding
+  const T* weight = nullptr;                      // c_i: c_S on S, c_Q share_i on Q, 0 on padding
+  const T* share = nullptr;      // of queries 1, or the sample weight, scaled to a mean of 1; 0 elsewhere
+  const T* log_prior = nullptr;  // log prior_ik of queries, 0 elsewhere, as logits; null: none
   int64_t vectors = 0;           // the block has `vectors` * width lanes
-  int64_t first_query = 0;       // vectors before this one hold no query
-  bool ends = true;              // whether the last vector may hold padding
+  int64_t first_query = 0;  // vectors before this one hold no query, those after it nothing else but padding
 };
-
-// A vector of a block: which lanes hold queries, and the weight c_i of each.
-enum class Lanes { support, query, mixed };
 
 template <class T>
 TIM_INLINE Vec<T> class_mask(IVec<T> labels, int64_t k) {
   return keep<T>(labels == typename Simd<T>::Int(k), splat<T>(1));
 }
 template <class T>
-TIM_INLINE Vec<T> sample_weight(IVec<T> labels, const Coefficients<T>& c) {
-  return keep<T>(labels >= 0, splat(c.support)) +
-         keep<T>(labels == typename Simd<T>::Int(kQuery), splat(c.query));
-}
-template <class T>
 TIM_INLINE IVec<T> load_labels(Block<T> b, int64_t v) {
   return *reinterpret_cast<const IVec<T>*>(b.labels + v * kWidth<T>);
 }
-// What is given for single samples enters here alone. Functions that run in every iteration have it as a template
-// argument, `known`: without it they are what they would be if it did not exist.
-template <class T>
-TIM_INLINE Vec<T> query_share(Block<T> b, int64_t v) {  // 1 or the sample weight, of lanes that hold queries
-  return b.weight ? load(b.weight + v * kWidth<T>) : splat<T>(1);
-}
+// Functions that run in every iteration have as a template argument, `known`, whether there may be a log_prior.
 template <bool known, class T>
 TIM_INLINE Vec<T> with_prior(Coefficients<T> c, Block<T> b, int64_t at, Vec<T> log_power) {
   if constexpr (known)
@@ -94,15 +84,6 @@ TIM_INLINE Vec<T> with_prior(Coefficients<T> c, Block<T> b, int64_t at, Vec<T> l
 template <bool known, class T>
 TIM_INLINE Vec<T> log_r(Coefficients<T> c, Block<T> b, int64_t at) {
   return with_prior<known>(c, b, at, load(b.logits + at) * c.power);
-}
-template <Lanes lanes, bool known, class T>
-TIM_INLINE Vec<T> lane_weights(Coefficients<T> c, Block<T> b, int64_t v) {  // c_i
-  if constexpr (lanes == Lanes::support) return splat(c.support);
-  const IVec<T> labels = load_labels(b, v);
-  if constexpr (known)
-    return keep<T>(labels >= 0, splat(c.support)) +
-           keep<T>(labels == typename Simd<T>::Int(kQuery), query_share(b, v) * c.query);
-  return lanes == Lanes::query ? splat(c.query) : sample_weight<T>(labels, c);
 }
 
 // What softmax_block and q_total_block sum over the samples of a block.
@@ -129,15 +110,40 @@ TIM_INLINE void finish_block(int64_t classes, Block<T> b) {
     }
 }
 
-// f(v, constant Lanes) for every vector; only the first with queries and the last one can be mixed.
+// Which lanes of a vector hold queries.
+enum class Lanes { support, query, mixed };
+
+// f(v, constant Lanes) for every vector; padding counts as query.
 template <class T, class F>
 TIM_INLINE void for_vectors(Block<T> b, F&& f) {
   const int64_t first = b.first_query < b.vectors ? b.first_query : b.vectors;
-  const int64_t last = b.ends && b.vectors > first ? b.vectors - 1 : b.vectors;
   for (int64_t v = 0; v < first; ++v) f(v, std::integral_constant<Lanes, Lanes::support>{});
-  if (first < last) f(first, std::integral_constant<Lanes, Lanes::mixed>{});
-  for (int64_t v = first + 1; v < last; ++v) f(v, std::integral_constant<Lanes, Lanes::query>{});
-  if (last < b.vectors) f(last, std::integral_constant<Lanes, Lanes::mixed>{});
+  if (first < b.vectors) f(first, std::integral_constant<Lanes, Lanes::mixed>{});
+  for (int64_t v = first + 1; v < b.vectors; ++v) f(v, std::integral_constant<Lanes, Lanes::query>{});
+}
+
+// out[k] = sum over the vectors from `first` on of weight_i value_ik, k < NK.
+template <int NK, class T>
+TIM_INLINE void class_sums_tile(Block<T> b, const T* values, const T* weight, int64_t first, T* out) {
+  constexpr int W = kWidth<T>;
+  Vec<T> acc[NK] = {};
+  for (int64_t v = first; v < b.vectors; ++v) {
+    const Vec<T> w = load(weight + v * W);
+#pragma GCC unroll 8
+    for (int k = 0; k < NK; ++k) acc[k] += load(values + k * b.ld + v * W) * w;
+  }
+  reduce_adds<NK>(acc, out);
+}
+// The same for n classes; KT is n where it is known at compile time.
+template <int KT, class T>
+TIM_INLINE void class_sums(int64_t n, Block<T> b, const T* values, const T* weight, int64_t first, T* out) {
+  if constexpr (KT > 0 && KT <= 8) {
+    class_sums_tile<KT>(b, values, weight, first, out);
+  } else {
+    for_row_tiles<6>(n, [&](int64_t k0, auto nk) TIM_LAMBDA_INLINE {
+      class_sums_tile<decltype(nk)::value>(b, values + k0 * b.ld, weight, first, out + k0);
+    });
+  }
 }
 
 // For extreme logits: log_total = max l + log sum exp(l - max l), inverse = exp(-log_total) but not below the
@@ -153,6 +159,7 @@ TIM_INLINE void shifted_softmax_block(int64_t classes, Block<T> b) {
     const Vec<T> log_total = top + vlog2<T>(total), inverse = vexp2<T>(-log_total);
     store(b.log_total + v * W, log_total);
     store(b.inverse + v * W, inverse);
+    store(b.p_weight + v * W, load(b.weight + v * W) * inverse);
     for (int64_t k = 0; k < classes - 1; ++k)
       store(b.p + k * b.ld + v * W, vexp2<T>(l(k) - log_total) / inverse);
   }
@@ -160,10 +167,10 @@ TIM_INLINE void shifted_softmax_block(int64_t classes, Block<T> b) {
 
 // exp(l), its sum over k and (with_query) r, with the sums over samples.
 //   l_ik = tau * z_i . (w_k - w_K) - shift_k,   shift_k = tau / 2 (||w_k||^2 - ||w_K||^2),   l_iK = 0
-// Three sweeps instead of one: each has a short chain of dependent operations, so that vectors overlap.
+// Several sweeps instead of one: each has a short chain of dependent operations, so that vectors overlap, and few values
+// that must stay in registers.
 template <int KT, bool with_query, bool known = false, class T>
-TIM_INLINE void softmax_block(int64_t classes, Coefficients<T> c, const T* shift, Block<T> b,
-                              Vec<T>* accumulators, Sums<T>& sums) {
+TIM_INLINE void softmax_block(int64_t classes, Coefficients<T> c, const T* shift, Block<T> b, Sums<T>& sums) {
   constexpr int W = kWidth<T>;
   const int64_t K = KT ? KT : classes;
 
@@ -187,9 +194,10 @@ TIM_INLINE void softmax_block(int64_t classes, Coefficients<T> c, const T* shift
   Vec<T> longest = Vec<T>{};
   if (reduce_max<T>(highest) < -Simd<T>::exp2_min - 16) {
     for (int64_t v = 0; v < b.vectors; ++v) {
-      const Vec<T> total = load(b.inverse + v * W), log_total = vlog2<T>(total);
+      const Vec<T> total = load(b.inverse + v * W), log_total = vlog2<T>(total), inverse = T(1) / total;
       store(b.log_total + v * W, log_total);
-      store(b.inverse + v * W, T(1) / total);
+      store(b.inverse + v * W, inverse);
+      store(b.p_weight + v * W, load(b.weight + v * W) * inverse);
       longest = vmax(longest, log_total);
     }
   } else {
@@ -198,35 +206,25 @@ TIM_INLINE void softmax_block(int64_t classes, Coefficients<T> c, const T* shift
   }
   sums.smallest = (-reduce_max<T>(-lowest) - reduce_max<T>(longest)) * c.power;
 
-  Vec<T> fixed[KT ? 2 * KT : 1];
-  Vec<T>* acc = KT ? fixed : accumulators;
-  for (int64_t k = 0; k < 2 * K; ++k) acc[k] = Vec<T>{};
-  for_vectors(b, [&](int64_t v, auto kind) TIM_LAMBDA_INLINE {
-    constexpr Lanes lanes = decltype(kind)::value;
-    const IVec<T> labels = load_labels(b, v);
-    const IVec<T> is_query = labels == typename Simd<T>::Int(kQuery);
-    const Vec<T> inverse = load(b.inverse + v * W);
-    const Vec<T> weight = lane_weights<lanes, known>(c, b, v) * inverse;
-    [[maybe_unused]] const Vec<T> log_total = load(b.log_total + v * W) * c.power;
-#pragma GCC unroll 16
-    for (int64_t k = 0; k < K; ++k) {
-      const int64_t at = k * b.ld + v * W;
-      if (k < K - 1)
-        acc[k] += weight * load(b.p + at);
-      else
-        acc[k] += weight;
-      if constexpr (with_query && lanes != Lanes::support) {
-        const Vec<T> powered = vexp2<T>(
-            with_prior<known>(c, b, at, k < K - 1 ? load(b.logits + at) * c.power - log_total : -log_total));
-        store(b.x + at, powered);
-        const Vec<T> counted = known ? powered * query_share(b, v) : powered;
-        acc[K + k] += lanes == Lanes::mixed ? keep<T>(is_query, counted) : counted;
+  if (K > 1) class_sums<KT ? KT - 1 : 0>(K - 1, b, b.p, b.p_weight, 0, sums.p);
+  Vec<T> last = Vec<T>{};
+  for (int64_t v = 0; v < b.vectors; ++v) last += load(b.p_weight + v * W);
+  sums.p[K - 1] = reduce_add<T>(last);
+  if constexpr (with_query) {
+    auto powers = [&](int64_t k, auto log_p) TIM_LAMBDA_INLINE {
+      Vec<T> acc = Vec<T>{};
+      for (int64_t v = b.first_query; v < b.vectors; ++v) {
+        const int64_t at = k * b.ld + v * W;
+        const Vec<T> r = vexp2<T>(with_prior<known>(c, b, at, log_p(at, v) * c.power));
+        store(b.x + at, r);
+        acc += r * load(b.share + v * W);
       }
-    }
-  });
-  for (int64_t k = 0; k < K; ++k) {
-    sums.p[k] = reduce_add<T>(acc[k]);
-    if constexpr (with_query) sums.power[k] = reduce_add<T>(acc[K + k]);
+      sums.power[k] = reduce_add<T>(acc);
+    };
+    for (int64_t k = 0; k < K - 1; ++k)
+      powers(k, [&](int64_t at, int64_t v)
+                    TIM_LAMBDA_INLINE { return load(b.logits + at) - load(b.log_total + v * W); });
+    powers(K - 1, [&](int64_t, int64_t v) TIM_LAMBDA_INLINE { return -load(b.log_total + v * W); });
   }
 }
 
@@ -235,74 +233,65 @@ TIM_INLINE void softmax_block(int64_t classes, Coefficients<T> c, const T* shift
 //   exact:     q_ik = softmax_k(log r_ik - factor_k),   factor_k = e log sum over Q r_ik
 enum class From { softmax, finished, finished_exact };
 
-// 1 / (sum over k of the unnormalised q_ik) into block.q_inverse, and sum over Q of q_ik. Exact: q itself into x.
+// q_weight, and sum over Q of q_ik. Exact: the unnormalised q itself into x.
 template <int KT, From from, bool known = false, class T>
 TIM_INLINE void q_total_block(int64_t classes, Coefficients<T> c, const T* factor, Block<T> b,
-                              Vec<T>* accumulators, Sums<T>& sums) {
+                              Sums<T>& sums) {
   constexpr int W = kWidth<T>;
   constexpr bool exact = from == From::finished_exact;
   const int64_t K = KT ? KT : classes;
-  Vec<T> fixed[KT ? KT : 1];
-  Vec<T>* acc = KT ? fixed : accumulators;
-  for (int64_t k = 0; k < K; ++k) acc[k] = Vec<T>{};
-  for_vectors(b, [&](int64_t v, auto kind) TIM_LAMBDA_INLINE {
-    constexpr Lanes lanes = decltype(kind)::value;
-    if constexpr (lanes != Lanes::support) {
-      Vec<T> total = Vec<T>{};
-      if constexpr (exact) {
-        Vec<T> top = splat<T>(-std::numeric_limits<T>::max());
-        for (int64_t k = 0; k < K; ++k) top = vmax(top, log_r<known>(c, b, k * b.ld + v * W) - factor[k]);
-        for (int64_t k = 0; k < K; ++k) {
-          const Vec<T> q = vexp2<T>(log_r<known>(c, b, k * b.ld + v * W) - factor[k] - top);
-          store(b.x + k * b.ld + v * W, q);
-          total += q;
-        }
-      } else {
-#pragma GCC unroll 16
-        for (int64_t k = 0; k < K; ++k) total += load(b.x + k * b.ld + v * W) * factor[k];
+  for (int64_t v = b.first_query; v < b.vectors; ++v) {
+    Vec<T> total = Vec<T>{};
+    if constexpr (exact) {
+      Vec<T> top = splat<T>(-std::numeric_limits<T>::max());
+      for (int64_t k = 0; k < K; ++k) top = vmax(top, log_r<known>(c, b, k * b.ld + v * W) - factor[k]);
+      for (int64_t k = 0; k < K; ++k) {
+        const Vec<T> q = vexp2<T>(log_r<known>(c, b, k * b.ld + v * W) - factor[k] - top);
+        store(b.x + k * b.ld + v * W, q);
+        total += q;
       }
-      Vec<T> inverse = T(1) / total;
-      if constexpr (lanes == Lanes::mixed)
-        inverse = keep<T>(load_labels(b, v) == typename Simd<T>::Int(kQuery), inverse);
-      store(b.q_inverse + v * W, inverse);
-      if constexpr (known) inverse *= query_share(b, v);
+    } else {
 #pragma GCC unroll 16
-      for (int64_t k = 0; k < K; ++k) acc[k] += load(b.x + k * b.ld + v * W) * inverse;
+      for (int64_t k = 0; k < K; ++k) total += load(b.x + k * b.ld + v * W) * factor[k];
     }
-  });
-  for (int64_t k = 0; k < K; ++k) sums.q[k] = reduce_add<T>(acc[k]) * (exact ? T(1) : factor[k]);
+    store(b.q_weight + v * W, load(b.share + v * W) / total);
+  }
+  class_sums<KT>(K, b, b.x, b.q_weight, b.first_query, sums.q);
+  if constexpr (!exact)
+    for (int64_t k = 0; k < K; ++k) sums.q[k] *= factor[k];
 }
 
-// X_ik = c_i (t_ik - p_ik), t = y on S and q on Q: consume(k, position in the block, X), the last class first.
-template <int KT, From from, bool known = false, class T, class F>
+// X_ik = c_i (t_ik - p_ik), t = y on S and q on Q: consume(k, position in the block, X, whether k is the last class as a
+// constant), that one first.
+template <int KT, From from, class T, class F>
 TIM_INLINE void q_apply_block(int64_t classes, Coefficients<T> c, const T* factor, Block<T> b, F&& consume) {
   constexpr int W = kWidth<T>;
   const int64_t K = KT ? KT : classes;
   for_vectors(b, [&](int64_t v, auto kind) TIM_LAMBDA_INLINE {
     constexpr Lanes lanes = decltype(kind)::value;
-    const IVec<T> labels = load_labels(b, v);
-    const Vec<T> inverse = load(b.inverse + v * W);
-    const Vec<T> weight = lane_weights<lanes, known>(c, b, v);
-    Vec<T> scale = Vec<T>{};
-    if constexpr (lanes != Lanes::support) scale = load(b.q_inverse + v * W);
-    auto one = [&](int64_t k) TIM_LAMBDA_INLINE {
+    const Vec<T> of_p = load((from == From::softmax ? b.p_weight : b.weight) + v * W);
+    [[maybe_unused]] Vec<T> of_q = Vec<T>{}, of_y = Vec<T>{};
+    [[maybe_unused]] IVec<T> labels = IVec<T>{};
+    if constexpr (lanes != Lanes::support) of_q = load(b.q_weight + v * W) * c.query;
+    if constexpr (lanes != Lanes::query) {
+      of_y = load(b.weight + v * W);
+      labels = load_labels(b, v);
+    }
+    auto one = [&](int64_t k, auto last) TIM_LAMBDA_INLINE {
       const int64_t at = k * b.ld + v * W;
-      Vec<T> target = Vec<T>{};
+      Vec<T> x = Vec<T>{};
+      if constexpr (lanes != Lanes::query) x = keep<T>(labels == typename Simd<T>::Int(k), of_y);
       if constexpr (lanes != Lanes::support) {
-        target = load(b.x + at) * scale;
-        if constexpr (from != From::finished_exact) target = target * factor[k];
+        Vec<T> q = load(b.x + at);
+        if constexpr (from != From::finished_exact) q *= factor[k];
+        x = lanes == Lanes::query ? q * of_q : x + q * of_q;
       }
-      if constexpr (lanes != Lanes::query) target += class_mask<T>(labels, k);
-      Vec<T> p = inverse;
-      if (from != From::softmax)
-        p = load(b.p + at);
-      else if (k < K - 1)
-        p = load(b.p + at) * inverse;
-      consume(k, v * W, weight * (target - p));
+      constexpr bool one = from == From::softmax && decltype(last)::value;  // exp(l_iK)
+      consume(k, v * W, one ? x - of_p : x - load(b.p + at) * of_p, last);
     };
-    one(K - 1);
+    one(K - 1, std::true_type{});
 #pragma GCC unroll 16
-    for (int64_t k = 0; k < K - 1; ++k) one(k);
+    for (int64_t k = 0; k < K - 1; ++k) one(k, std::false_type{});
   });
 }
 
@@ -328,13 +317,13 @@ TIM_INLINE void column_block(int64_t classes, Coefficients<T> c, Block<T> b, con
   for (int64_t k = 0; k < classes; ++k) {
     Vec<T> acc = phase == 1 ? splat<T>(-std::numeric_limits<T>::max()) : Vec<T>{};
     for (int64_t v = b.first_query; v < b.vectors; ++v) {
-      IVec<T> is_query = load_labels(b, v) == typename Simd<T>::Int(kQuery);
-      Vec<T> exponent = log_r<known>(c, b, k * b.ld + v * W);
-      if constexpr (known) is_query &= query_share(b, v) > T(0);
+      const Vec<T> share = load(b.share + v * W);
+      const IVec<T> is_query = share > T(0);
+      const Vec<T> exponent = log_r<known>(c, b, k * b.ld + v * W);
       if constexpr (phase == 1)
         acc = vmax(acc, is_query ? exponent : splat<T>(-std::numeric_limits<T>::max()));
       else
-        acc += keep<T>(is_query, vexp2<T>(exponent - largest[k])) * (known ? query_share(b, v) : splat<T>(1));
+        acc += keep<T>(is_query, vexp2<T>(exponent - largest[k])) * share;
     }
     out[k] = phase == 1 ? reduce_max<T>(acc) : reduce_add<T>(acc);
   }
@@ -349,13 +338,11 @@ TIM_INLINE void history_block(int64_t classes, Block<T> b, T* out) {
   for (int64_t k = 0; k < classes; ++k) {
     Vec<T> column = Vec<T>{};
     for (int64_t v = 0; v < b.vectors; ++v) {
-      IVec<T> labels = load_labels(b, v);
-      IVec<T> is_query = labels == typename Simd<T>::Int(kQuery);
-      Vec<T> log_p = load(b.logits + k * b.ld + v * W), p = load(b.p + k * b.ld + v * W);
-      const Vec<T> share = query_share(b, v);
-      cross += keep<T>(labels == typename Simd<T>::Int(k), log_p);
-      conditional += keep<T>(is_query, p * log_p) * share;
-      column += keep<T>(is_query, p) * share;
+      const Vec<T> log_p = load(b.logits + k * b.ld + v * W);
+      const Vec<T> counted = load(b.p + k * b.ld + v * W) * load(b.share + v * W);
+      cross += keep<T>(load_labels(b, v) == typename Simd<T>::Int(k), log_p);
+      conditional += counted * log_p;
+      column += counted;
     }
     out[3 + k] = reduce_add<T>(column);
   }
@@ -366,14 +353,7 @@ TIM_INLINE void history_block(int64_t classes, Block<T> b, T* out) {
 // out[k] = sum over Q of p_ik, after finish_block.
 template <class T>
 TIM_INLINE void query_block(int64_t classes, Block<T> b, T* out) {
-  constexpr int W = kWidth<T>;
-  for (int64_t k = 0; k < classes; ++k) {
-    Vec<T> column = Vec<T>{};
-    for (int64_t v = b.first_query; v < b.vectors; ++v)
-      column += keep<T>(load_labels(b, v) == typename Simd<T>::Int(kQuery), load(b.p + k * b.ld + v * W)) *
-                query_share(b, v);
-    out[k] = reduce_add<T>(column);
-  }
+  class_sums<0>(classes, b, b.p, b.share, b.first_query, out);
 }
 
 // sum over Q, k of p log prior, after finish_block of a block with sample priors.
@@ -384,7 +364,7 @@ TIM_INLINE T prior_block(int64_t classes, Block<T> b) {
   for (int64_t k = 0; k < classes; ++k)
     for (int64_t v = b.first_query; v < b.vectors; ++v) {
       const Vec<T> term = load(b.p + k * b.ld + v * W) * load(b.log_prior + k * b.ld + v * W);
-      sum += keep<T>(load_labels(b, v) == typename Simd<T>::Int(kQuery), term) * query_share(b, v);
+      sum += term * load(b.share + v * W);
     }
   return reduce_add<T>(sum);
 }

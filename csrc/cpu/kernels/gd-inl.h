@@ -48,8 +48,7 @@ TIM_INLINE void loss_block(int64_t classes, Block<T> b, T order, T* out) {
       const IVec<T> labels = load_labels(b, v);
       const Vec<T> log_p = load(b.logits + k * b.ld + v * W), p = load(b.p + k * b.ld + v * W);
       cross += keep<T>(labels == typename Simd<T>::Int(k), log_p);
-      conditional += keep<T>(labels == typename Simd<T>::Int(kQuery), p_log<shannon, T>(p, log_p, order)) *
-                     query_share(b, v);
+      conditional += p_log<shannon, T>(p, log_p, order) * load(b.share + v * W);
     }
   out[0] = reduce_add<T>(cross);
   out[1] = reduce_add<T>(conditional);
@@ -77,11 +76,7 @@ TIM_INLINE void gradient_block(int64_t classes, Block<T> b, const T* marginal, G
   for_vectors(b, [&](int64_t v, auto kind) TIM_LAMBDA_INLINE {
     constexpr Lanes lanes = decltype(kind)::value;
     const IVec<T> labels = load_labels(b, v);
-    Vec<T> on_query = lanes == Lanes::support ? Vec<T>{}
-                      : lanes == Lanes::query
-                          ? splat(c.query)
-                          : keep<T>(labels == typename Simd<T>::Int(kQuery), splat(c.query));
-    if constexpr (known && lanes != Lanes::support) on_query *= query_share(b, v);
+    const Vec<T> on_query = lanes == Lanes::support ? Vec<T>{} : load(b.share + v * W) * c.query;
     const Vec<T> on_support = lanes == Lanes::query     ? Vec<T>{}
                               : lanes == Lanes::support ? splat(c.support)
                                                         : keep<T>(labels >= 0, splat(c.support));
@@ -201,10 +196,10 @@ class Gd : public PrimalPasses<T> {
   void probabilities(bool with_loss) {
     auto& s = this->state;
     const int64_t K = this->task_.classes;
-    this->softmax_pass([&](Block<T>& block, int64_t b, int64_t slot) {
+    this->softmax_pass([&](Block<T>& block, int64_t b, int64_t) {
       Sums<T> sums;
       sums.p = part(b, 0);
-      softmax_block<KT, false, known>(K, this->c_, s.shift, block, s.accumulators + slot * 2 * K, sums);
+      softmax_block<KT, false, known>(K, this->c_, s.shift, block, sums);
       finish_block(K, block);
       if (with_loss) {
         if (gd_.order == 1)
@@ -295,7 +290,7 @@ void gd_solve(const Task& task, const GdParams& params, const T* scale, const Ta
   Arena arena(work);
   Gd<T> form(task, params, scale, team, arena);
   form.prepare(task.weights);
-  if (task.knows_samples())
+  if (task.sample_log_prior)
     *out.iterations = form.template iterate<0, true>(out.history);
   else
     with_fixed_classes<5, 5>(task.classes, [&](auto kt) {

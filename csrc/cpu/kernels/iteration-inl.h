@@ -116,15 +116,15 @@ template <int KT, bool known = false, class T, class Form>
 TIM_INLINE void softmax_half(Form& form, const Task& task, const Coefficients<T>& c, ClassState<T>& s,
                              SoftmaxWants wants) {
   const int64_t K = task.classes;
-  form.softmax_pass([&](Block<T>& block, int64_t b, int64_t slot) {
+  form.softmax_pass([&](Block<T>& block, int64_t b, int64_t) {
     T* parts = s.parts + b * 4 * s.stride;
     Sums<T> sums;
     sums.p = parts;
     sums.power = parts + s.stride;
     if (wants.power)
-      softmax_block<KT, true, known>(K, c, s.shift, block, s.accumulators + slot * 2 * K, sums);
+      softmax_block<KT, true, known>(K, c, s.shift, block, sums);
     else
-      softmax_block<KT, false, known>(K, c, s.shift, block, s.accumulators + slot * 2 * K, sums);
+      softmax_block<KT, false, known>(K, c, s.shift, block, sums);
     s.smallest[b] = sums.smallest;
     if constexpr (Form::kNeedsLog) {
       if (form.restores() && !wants.history && !wants.change && !wants.shares)
@@ -184,7 +184,7 @@ void exact_columns(Form& form, int64_t K, const Coefficients<T>& c, ClassState<T
 //   kNeedsLog        whether blocks must be finished (log p in place of l) after every softmax
 //   before(b)        p of the previous iteration, if params.tol > 0
 //   team()           whose pause may end it
-// `known`: whether anything is given for single samples.
+// `known`: whether there are priors of single samples.
 // Returns the number of updates made; all blocks are then finished and belong to the last W.
 template <int KT, bool known, class T, class Form>
 int64_t iterate(Form& form, const Task& task, const AdmParams& params, Coefficients<T> c, ClassState<T>& s,
@@ -239,11 +239,10 @@ int64_t iterate(Form& form, const Task& task, const AdmParams& params, Coefficie
 // sum over Q of q_ik of one block into its place in s.parts.
 template <int KT, From from, bool known, class T>
 TIM_INLINE void q_total(const Task& task, const Coefficients<T>& c, ClassState<T>& s, const Block<T>& block,
-                        int64_t b, int64_t slot) {
+                        int64_t b) {
   Sums<T> sums;
   sums.q = s.parts + (b * 4 + 2) * s.stride;
-  q_total_block<KT, from, known>(task.classes, c, s.factor, block, s.accumulators + slot * 2 * task.classes,
-                                 sums);
+  q_total_block<KT, from, known>(task.classes, c, s.factor, block, sums);
 }
 
 // s.q = sum over Q of q_ik, and what the w-update needs.
@@ -261,23 +260,19 @@ TIM_INLINE void combine_q(const Task& task, const Coefficients<T>& c, ClassState
   }
 }
 
-// Labels of every lane, support first, padding at the end; counts the support samples of each class.
+// The classes of a task before the first iteration.
 template <class T>
-void fill_labels(const Task& task, int64_t lanes, typename Simd<T>::Int* labels, ClassState<T>& s) {
-  for (int64_t k = 0; k < s.stride; ++k) s.count[k] = T(0);
-  for (int64_t k = 0; k < s.stride; ++k) s.power[k] = T(1);
-  for (int64_t k = 0; k < s.stride; ++k)
-    s.log_prior[k] =
-        task.class_prior && k < task.classes ? T(log_prior_of(task.classes, task.class_prior[k])) : T(0);
+void fill_classes(const Task& task, ClassState<T>& s) {
   s.prior_range = s.sample_prior_range = T(0);
   for (int64_t k = 0; k < s.stride; ++k) {
+    s.count[k] = T(0);
+    s.power[k] = T(1);
+    s.log_prior[k] =
+        task.class_prior && k < task.classes ? T(log_prior_of(task.classes, task.class_prior[k])) : T(0);
     const T size = s.log_prior[k] < 0 ? -s.log_prior[k] : s.log_prior[k];
     s.prior_range = size > s.prior_range ? size : s.prior_range;
   }
-  for (int64_t i = 0; i < lanes; ++i) {
-    labels[i] = i < task.samples() ? task.labels[i] : int32_t(kPadding);
-    if (labels[i] >= 0) s.count[labels[i]] += T(1);
-  }
+  for (int64_t i = 0; i < task.support; ++i) s.count[task.labels[i]] += T(1);
 }
 
 // probs and predictions of the samples i0 .. i0 + n - 1 of a block, in the caller's order. A probability that is not

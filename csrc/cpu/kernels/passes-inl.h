@@ -64,19 +64,19 @@ class PrimalPasses {
     difference_ = arena.take<T>(K * pitch_);
     logits_ = kept.all ? kept.logits : arena.take<T>(blocks * rows_ * K);
     before_ = kept.all ? kept.before : keep_before ? arena.take<T>(blocks * rows_ * K) : nullptr;
-    labels_ = arena.take<typename Simd<T>::Int>(blocks * rows_);
     sums_ = arena.take<T>(chunks_ * K * pitch_);
     p_ = arena.take<T>(chunks_ * K * rows_);
     log_total_ = arena.take<T>(chunks_ * rows_);
     inverse_ = arena.take<T>(chunks_ * rows_);
     x_ = arena.take<T>(chunks_ * K * rows_);
-    q_inverse_ = arena.take<T>(chunks_ * rows_);
+    p_weight_ = arena.take<T>(chunks_ * rows_);
+    q_weight_ = arena.take<T>(chunks_ * rows_);
     pointers_ = arena.take<const T*>(chunks_ * rows_);
     converted_ = samples_need_scratch<T>(task) ? arena.take<T>(chunks_ * rows_ * task.dim) : nullptr;
     ones_ = centring(task) ? arena.take<T>(rows_) : nullptr;
     column_ = reinterpret_cast<Vec<T>*>(arena.take<char>(pieces_ * 2 * K * int64_t(sizeof(Vec<T>))));
     shift_parts_ = arena.take<T>(pieces_ * K);
-    if (task.knows_samples()) samples_.emplace(task, blocks * rows_, rows_, arena);
+    samples_.emplace(task, blocks * rows_, rows_, arena);
     state = take_class_state<T>(arena, K, blocks, chunks_);
   }
   const Coefficients<T>& coefs() const { return c_; }
@@ -85,11 +85,9 @@ class PrimalPasses {
 
   // Labels, and what centred samples are scaled by.
   void prepare_samples() {
-    fill_labels(task_, blocks * rows_, labels_, state);
-    if (samples_) {
-      samples_->fill(task_, team_);
-      state.sample_prior_range = -samples_->lowest();
-    }
+    fill_classes(task_, state);
+    samples_->fill(task_, c_, team_);
+    state.sample_prior_range = samples_->prior_range();
     if (ones_)
       for (int64_t i = 0; i < rows_; ++i) ones_[i] = T(1);
   }
@@ -139,7 +137,7 @@ class PrimalPasses {
     each_piece([&](Block<T>& block, int64_t b, int64_t chunk) {
       const int64_t i0 = b * rows_, n = count(b);
       if (restore_) {  // otherwise it is still there
-        if (samples_)
+        if (task_.sample_log_prior)
           restore_block<true>(K, c_, block);
         else
           restore_block<false>(K, c_, block);
@@ -157,11 +155,13 @@ class PrimalPasses {
   // The weighted pass of TIM-ADM: x_ik = c_i (t_ik - p_ik), t = y on S and q on Q; sum over Q of q_ik per block.
   template <int KT, From from, bool known = false>
   void q_pass() {
-    weighted_pass([&](Block<T>& block, int64_t b, int64_t slot) {
-      q_total<KT, from, known>(task_, c_, state, block, b, slot);
-      q_apply_block<KT, from, known>(task_.classes, c_, state.factor, block,
-                                     [&](int64_t k, int64_t i, Vec<T> x)
-                                         TIM_LAMBDA_INLINE { store(block.x + k * block.ld + i, x); });
+    weighted_pass([&](Block<T>& block, int64_t b, int64_t) {
+      q_total<KT, from, known>(task_, c_, state, block, b);
+      T* const out = block.x;
+      const int64_t ld = block.ld;
+      q_apply_block<KT, from>(task_.classes, c_, state.factor, block,
+                              [=](int64_t k, int64_t i, Vec<T> x, auto)
+                                  TIM_LAMBDA_INLINE { store(out + k * ld + i, x); });
     });
   }
 
@@ -218,11 +218,10 @@ class PrimalPasses {
       each_block(write);
     } else {
       // p once more, from the logits: exp(log p) would cost float32 a digit.
-      softmax_pass([&](Block<T>& block, int64_t b, int64_t slot) {
+      softmax_pass([&](Block<T>& block, int64_t b, int64_t) {
         Sums<T> sums;
         sums.p = state.parts + b * 4 * state.stride;
-        softmax_block<0, false>(task_.classes, c_, state.shift, block,
-                                state.accumulators + slot * 2 * task_.classes, sums);
+        softmax_block<0, false>(task_.classes, c_, state.shift, block, sums);
         finish_block(task_.classes, block);
         write(block, b);
       });
@@ -255,13 +254,12 @@ class PrimalPasses {
         block.inverse = inverse_ + chunk * rows_;
         block.p = p_ + chunk * K * rows_;
         block.x = x_ + chunk * K * rows_;
-        block.q_inverse = q_inverse_ + chunk * rows_;
+        block.p_weight = p_weight_ + chunk * rows_;
+        block.q_weight = q_weight_ + chunk * rows_;
         block.ld = rows_;
-        block.labels = labels_ + b * rows_;
         block.vectors = (count(b) + W - 1) / W;
         block.first_query = queries_from > 0 ? queries_from : 0;
-        block.ends = b == blocks - 1;
-        if (samples_) samples_->bind(block, b * rows_);
+        samples_->bind(block, b * rows_);
         f(block, b, chunk);
       }
     });
@@ -292,10 +290,9 @@ class PrimalPasses {
   int64_t columns_;  // of A that the weighted pass computes
   bool restore_;     // p is made from log p in the weighted pass
   int64_t pitch_, rows_, chunk_blocks_, chunks_, pieces_;
-  T *weights_, *difference_, *logits_, *before_, *sums_, *log_total_, *inverse_, *p_, *x_, *q_inverse_,
-      *converted_, *ones_, *shift_parts_;
+  T *weights_, *difference_, *logits_, *before_, *sums_, *log_total_, *inverse_, *p_, *p_weight_, *x_,
+      *q_weight_, *converted_, *ones_, *shift_parts_;
   const T** pointers_;
-  typename Simd<T>::Int* labels_;
   Vec<T>* column_;
 };
 

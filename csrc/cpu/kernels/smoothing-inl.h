@@ -286,7 +286,7 @@ class GramSmoothing {
     run(team, panels_.count(), [&](int64_t j) {
       int64_t first, width;
       panels_.get(j, &first, &width);
-      with_constant<kTileVectors>(int(width), [&](auto nv) {
+      with_constant<kPanelVectors>(int(width), [&](auto nv) {
         constexpr int NV = decltype(nv)::value;
         for_row_tiles(task_.samples(), [&](int64_t r0, auto nr) {
           constexpr int NR = decltype(nr)::value;

@@ -28,18 +28,18 @@ void distance_softmax_step(const DistanceSoftmax<T>& s, int64_t task, int64_t i0
   T* shift = arena.take<T>(K);
   T* scale = arena.take<T>(kStepRows);
   const T** x = arena.take<const T*>(kStepRows);
-  auto* labels = arena.take<typename Simd<T>::Int>(kStepRows);
+  T* none = arena.take<T>(kStepRows);  // weights: no sum over samples is wanted
   Block<T> b;
   b.logits = arena.take<T>(K * kStepRows);
   b.log_total = arena.take<T>(kStepRows);
   b.inverse = arena.take<T>(kStepRows);
   b.p = arena.take<T>(K * kStepRows);
   b.ld = kStepRows;
-  b.labels = labels;
+  b.weight = none;
+  b.p_weight = arena.take<T>(kStepRows);
   b.vectors = (n + kWidth<T> - 1) / kWidth<T>;
   Sums<T> sums;
   sums.p = arena.take<T>(K);
-  auto* accumulators = reinterpret_cast<Vec<T>*>(arena.take<char>(2 * K * int64_t(sizeof(Vec<T>))));
 
   Coefficients<T> c;
   c.tau = s.c.tau;
@@ -51,7 +51,7 @@ void distance_softmax_step(const DistanceSoftmax<T>& s, int64_t task, int64_t i0
     shift[k] = c.tau / 2 * squared_norm<T>(difference + k * d, d);
   }
   for (int64_t i = 0; i < kStepRows; ++i) {
-    labels[i] = typename Simd<T>::Int(kPadding);
+    none[i] = T(0);
     scale[i] = T(1);
     x[i] = centred + i % kCentredRows * d;
   }
@@ -62,7 +62,7 @@ void distance_softmax_step(const DistanceSoftmax<T>& s, int64_t task, int64_t i0
       centre_row(features + (i0 + first + i) * d, T(1), last, d, centred + i * d);
     dot_rows(x, scale, count, difference, d, K - 1, d, b.logits + first, kStepRows);
   }
-  softmax_block<0, false>(K, c, shift, b, accumulators, sums);
+  softmax_block<0, false>(K, c, shift, b, sums);
   finish_block(K, b);
   for (int64_t i = 0; i < n; ++i)
     for (int64_t k = 0; k < K; ++k) {
@@ -180,8 +180,7 @@ void w_update_step(const WUpdate<T>& s, int64_t task, int64_t c0, int64_t n, voi
 inline int64_t step_workspace(const StepShape& shape) {
   const int64_t K = shape.classes;
   const int64_t centred = (kCentredRows + 1) * shape.dim;
-  return (K * shape.dim + centred + K * (2 * kStepRows + 2 * 8 + 8) + 6 * kStepRows) * 8 + 2 * K * 64 +
-         20 * 64;
+  return (K * shape.dim + centred + K * (2 * kStepRows + 2 * 8 + 8) + 7 * kStepRows) * 8 + 20 * 64;
 }
 
 }  // namespace TIM_ISA

@@ -9,6 +9,8 @@ namespace tim_ext {
 namespace TIM_ISA {
 
 constexpr int kTileRows = 4, kTileVectors = 3;
+// Of a square matrix over samples, in panels (Panels): AVX-512 has registers for 16 accumulators and 4 loads.
+constexpr int kPanelVectors = TIM_VEC_BYTES == 64 ? 4 : kTileVectors;
 // Where vectors run along feature rows (dot_rows, accumulate_rows), AVX-512 has registers for 24 accumulators.
 constexpr int kWideRows = TIM_VEC_BYTES == 64 ? 6 : kTileRows,
               kWideVectors = TIM_VEC_BYTES == 64 ? 4 : kTileVectors;
@@ -77,37 +79,73 @@ TIM_INLINE void multiply_tile(Vec<T> (&acc)[NR][NV], const T* a, const T* b, int
   for (; j < n; ++j) step(acc, j);
 }
 
-// A square matrix over samples in panels of columns of up to kTileVectors vectors, [panel][row][columns of the panel], so
-// that a product reads it in order: 3 vectors each, the last ones 2 + 2 or 2 (1 only if there is nothing else to take from).
+// Lanes from .. from + 3 of v as the first four, 0 behind them.
+template <class T, int from, int... I>
+TIM_INLINE Vec<T> four_of(Vec<T> v, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(v, Vec<T>{}, (I < 4 ? from + I : kWidth<T>)...);
+}
+template <class T, int... I>
+TIM_INLINE Vec<T> by_fours(const Vec<T>* b, std::integer_sequence<int, I...>) {
+  const Vec<T> ab = __builtin_shufflevector(b[0], b[1], (I / 4 == 0 ? I : kWidth<T> + I)...);
+  const Vec<T> cd = __builtin_shufflevector(b[2], b[3], (I / 4 == 2 ? I : kWidth<T> + I)...);
+  return __builtin_shufflevector(ab, cd, (I / 4 < 2 ? I : kWidth<T> + I)...);
+}
+
+// multiply_tile where the vector behind the NV ones holds only four samples: the four columns of b share one sum for it,
+// tail[4 r + l] += sum_j a[j][NV][l] b[r][j]. For widths of four times four.
+template <class T, int NV, int Stride>
+TIM_INLINE void multiply_tile_and_tail(Vec<T> (&acc)[4][NV], Vec<T>& tail, const T* a, const T* b,
+                                       int64_t b_row, int64_t n) {
+  constexpr int W = kWidth<T>;
+  static_assert(W == 16);
+  constexpr std::make_integer_sequence<int, W> lanes{};
+  for (int64_t j = 0; j < n; ++j) {
+    Vec<T> av[NV], bv[4];
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) av[v] = load(a + (j * Stride + v) * W);
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; ++r) {
+      bv[r] = splat<T>(b[r * b_row + j]);
+      in_register(bv[r]);
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) acc[r][v] += av[v] * bv[r];
+    }
+    tail += four_times(a + (j * Stride + NV) * W) * by_fours<T>(bv, lanes);
+  }
+}
+
+// A square matrix over samples in panels of columns of up to kPanelVectors vectors, [panel][row][columns of the panel], so
+// that a product reads it in order. Their widths differ by one at most, the wider ones last.
 template <class T>
 struct Panels {
   static constexpr int W = kWidth<T>;
   int64_t lanes = 0, vectors = 0;
 
   Panels() = default;
-  explicit Panels(int64_t samples) : lanes(round_up(samples, W)), vectors(lanes / W) {}
-  int64_t count() const { return (vectors + kTileVectors - 1) / kTileVectors; }
-  int64_t narrow() const {  // panels of 2
-    return vectors < kTileVectors || vectors % kTileVectors == 0 ? 0 : kTileVectors - vectors % kTileVectors;
-  }
+  explicit Panels(int64_t samples)
+      : lanes(round_up(samples, W)),
+        vectors(lanes / W),
+        count_((vectors + kPanelVectors - 1) / kPanelVectors),
+        narrow_(vectors / (count_ > 0 ? count_ : 1)),
+        wide_(vectors - narrow_ * count_) {}
+  int64_t count() const { return count_; }
   void get(int64_t j, int64_t* first, int64_t* width) const {  // in vectors
-    const int64_t wide = count() - narrow();
-    if (vectors < kTileVectors) {
-      *first = 0;
-      *width = vectors;
-    } else {
-      *first = j <= wide ? 3 * j : 3 * wide + 2 * (j - wide);
-      *width = j < wide ? 3 : 2;
-    }
+    const int64_t wider = j - (count_ - wide_);                // panels before it with one more
+    *first = j * narrow_ + (wider > 0 ? wider : 0);
+    *width = narrow_ + (wider >= 0);
   }
   // Where the element of row r and column i lies; a whole vector of columns if i is its first.
   template <class U>
   U* at(U* matrix, int64_t r, int64_t i) const {
-    const int64_t v = i / W, wide = 3 * (count() - narrow());
-    const int64_t width = vectors < kTileVectors ? vectors : v < wide ? 3 : 2;
-    const int64_t first = vectors < kTileVectors ? 0 : v < wide ? v / 3 * 3 : wide + (v - wide) / 2 * 2;
+    const int64_t v = i / W, in_narrow = narrow_ * (count_ - wide_);
+    const int64_t width = narrow_ + (v >= in_narrow);
+    const int64_t first = v < in_narrow ? v / width * width : in_narrow + (v - in_narrow) / width * width;
     return matrix + first * W * lanes + (r * width + v - first) * W + i % W;
   }
+
+ private:
+  int64_t count_ = 0;
+  int64_t narrow_ = 0, wide_ = 0;  // vectors of a narrow panel; panels with one more
 };
 
 // out[k * ld + i] = scale[i] * sum_c x_i[c] v[k * v_ld + c] for all k < columns, i < n.

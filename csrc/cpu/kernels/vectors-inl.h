@@ -93,6 +93,12 @@ TIM_INLINE V vmin(V a, V b) {
   return a < b ? a : b;
 }
 #endif
+#if defined(__x86_64__) && TIM_VEC_BYTES == 64
+// The four values at p, four times.
+TIM_INLINE Vec<float> four_times(const float* p) {
+  return (Vec<float>)_mm512_maskz_broadcast_f32x4(__mmask16(-1), _mm_loadu_ps(p));
+}
+#endif
 // a where the mask is set, 0 elsewhere; the mask is a comparison's result.
 template <class T>
 TIM_INLINE Vec<T> keep(IVec<T> mask, Vec<T> a) {
@@ -137,6 +143,22 @@ TIM_INLINE Vec<T> reduce_add4(Vec<T> a, Vec<T> b, Vec<T> c, Vec<T> d) {
   static_assert(w >= 4);
   constexpr std::make_integer_sequence<int, w> lanes{};
   return fold_rest<T, w / 8>(fold<T, w / 4>(fold<T, w / 2>(a, b, lanes), fold<T, w / 2>(c, d, lanes), lanes));
+}
+
+// out[k] = reduce_add(v[k]), four at a time.
+template <int N, class T>
+TIM_INLINE void reduce_adds(const Vec<T>* v, T* out) {
+  int k = 0;
+  if constexpr (kWidth<T> >= 4) {
+#pragma GCC unroll 8
+    for (; k + 4 <= N; k += 4) {
+      const Vec<T> four = reduce_add4<T>(v[k], v[k + 1], v[k + 2], v[k + 3]);
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) out[k + j] = four[j];
+    }
+  }
+#pragma GCC unroll 8
+  for (; k < N; ++k) out[k] = reduce_add<T>(v[k]);
 }
 
 template <class T, int s, int... I>
