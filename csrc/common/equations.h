@@ -149,10 +149,9 @@ template <class T>
 TIM_HD ClassStep<T> class_step(const AdmCoefficients<T>& c, T query, const ClassSums<T>& sums) {
   const T mass = c.support * sums.support + query * sums.q;
   const bool some = mass >= Range<T>::smallest;
-  const T inverse = T(1) / mass;
   ClassStep<T> s;
-  s.step = some ? c.relaxation * inverse : T(0);
-  s.stay = some ? c.keep - c.relaxation + c.relaxation * (sums.p * inverse) : c.keep;
+  s.step = some ? c.relaxation * (T(1) / mass) : T(0);
+  s.stay = some ? c.keep - c.relaxation + c.relaxation * (sums.p / mass) : c.keep;
   return s;
 }
 // The same where D_k comes from assignments that are given: one element of w_k, and of sum_i c_i (t_ik - p_ik) z_i.
