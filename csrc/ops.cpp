@@ -68,23 +68,40 @@ STABLE_TORCH_LIBRARY(tim_ext, m) {
   m.def("cpu_peak(float seconds, bool double_precision) -> float");
 
   // The steps of TIM, for loops of one's own. T tasks of equal shape:
-  // features [T, N, d], weights [T, K, d], labels [T, N], the rest [T, N, K].
+  // features [T, N, d], weights [T, K, d], labels [T, N], the rest [T, N, K]. On the CPU the first three may have any strides
+  // (rows of features and weights dense), and features half types; results and weights have the type computed in.
+  // The overloads `out` write into tensors of the caller, so that a loop allocates nothing; w_update may replace its weights.
   m.def(
       "distance_softmax(Tensor features, Tensor weights, float temperature) -> "
       "(Tensor probs, Tensor log_probs)");
   m.def(
+      "distance_softmax.out(Tensor features, Tensor weights, float temperature, *, Tensor(a!) probs, "
+      "Tensor(b!) log_probs) -> ()");
+  m.def(
       "q_update(Tensor log_probs, Tensor labels, float alpha, float beta, float marginal_weight) -> "
       "Tensor assignments");
   m.def(
+      "q_update.out(Tensor log_probs, Tensor labels, float alpha, float beta, float marginal_weight, *, "
+      "Tensor(a!) out) -> ()");
+  m.def(
       "w_update(Tensor features, Tensor weights, Tensor probs, Tensor assignments, Tensor labels, "
       "float lam, float alpha, float beta) -> Tensor weights");
+  m.def(
+      "w_update.out(Tensor features, Tensor weights, Tensor probs, Tensor assignments, Tensor labels, "
+      "float lam, float alpha, float beta, *, Tensor(a!) out) -> ()");
   // distance_softmax and gd_gradient can be differentiated by features and weights (tim_ext/solver/gradients.py); the
-  // other operators refuse a tensor that requires a gradient.
-  // Loss [T], its terms [T, 3] (cross entropy, marginal entropy, conditional entropy) and dL/dW [T, K, d].
+  // other operators and overloads refuse a tensor that requires a gradient.
+  // Loss [T], its terms [T, 3] (cross entropy, marginal entropy, conditional entropy) and dL/dW [T, K, d]. Contiguous tensors
+  // of one type.
   m.def(
       "gd_gradient(Tensor features, Tensor weights, Tensor labels, Tensor? class_prior=None, *, float lam, "
       "float alpha, float temperature, float marginal_weight, float entropy_order=1.0) -> "
       "(Tensor loss, Tensor terms, Tensor gradient)");
+  m.def(
+      "gd_gradient.out(Tensor features, Tensor weights, Tensor labels, Tensor? class_prior=None, *, float "
+      "lam, "
+      "float alpha, float temperature, float marginal_weight, float entropy_order=1.0, Tensor(a!) loss, "
+      "Tensor(b!) terms, Tensor(c!) gradient) -> ()");
 
   // The halves of an iteration on a part of one task, for tim_ext.distributed: the part's samples
   // features [n, d] and labels [n]; weights [K, d]. Sums leave in float64; what they are: cpu/kernels/shard-inl.h.

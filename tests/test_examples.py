@@ -34,6 +34,7 @@ def test_digits(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
         "docs/confidence.md",
         pytest.param("docs/estimator.md", marks=pytest.mark.slow),
         "docs/scale.md",
+        "docs/steps.md",
         "README.md",
     ],
 )

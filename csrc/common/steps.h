@@ -10,16 +10,26 @@ struct StepShape {
   int64_t tasks = 0, samples = 0, classes = 0, dim = 0;
 };
 
+// Where the inputs of a task lie, in elements from a task, row or label to the next; the rows themselves are dense. CUDA
+// takes contiguous inputs alone.
+struct StepLayout {
+  Dtype dtype = Dtype::f32;  // of the features; half types are computed in float32
+  int64_t feature_task = 0, feature_row = 0;
+  int64_t weight_task = 0, weight_row = 0;
+  int64_t label_task = 0, label = 0;
+};
+
 // p_ik = softmax_k(-temperature / 2 ||w_k - z_i||^2), from
 //   logit_ik - logit_iK = temperature ( (z_i - w_K) . (w_k - w_K) - ||w_k - w_K||^2 / 2 )
 template <class T>
 struct DistanceSoftmax {
   StepShape shape;
   AdmCoefficients<T> c;
-  const T* features = nullptr;  // [T, N, d]
-  const T* weights = nullptr;   // [T, K, d]
-  T* probs = nullptr;           // [T, N, K]
-  T* log_probs = nullptr;       // [T, N, K]
+  StepLayout layout;
+  const void* features = nullptr;  // [T, N, d]
+  const T* weights = nullptr;      // [T, K, d]
+  T* probs = nullptr;              // [T, N, K]
+  T* log_probs = nullptr;          // [T, N, K]
 };
 
 // q_ik = softmax_k(power log p_ik - offset_k) on queries, y_ik on support samples, 0 on padding
@@ -27,6 +37,7 @@ template <class T>
 struct QUpdate {
   StepShape shape;
   AdmCoefficients<T> c;
+  StepLayout layout;
   const T* log_probs = nullptr;     // [T, N, K]
   const int64_t* labels = nullptr;  // [T, N]
   T* assignments = nullptr;         // [T, N, K]
@@ -38,12 +49,13 @@ template <class T>
 struct WUpdate {
   StepShape shape;
   AdmCoefficients<T> c;
-  const T* features = nullptr;      // [T, N, d]
+  StepLayout layout;
+  const void* features = nullptr;   // [T, N, d]
   const T* weights = nullptr;       // [T, K, d]
   const T* probs = nullptr;         // [T, N, K]
   const T* assignments = nullptr;   // [T, N, K]
   const int64_t* labels = nullptr;  // [T, N]
-  T* out = nullptr;                 // [T, K, d]
+  T* out = nullptr;                 // [T, K, d], which may be the weights
 };
 
 }  // namespace tim_ext

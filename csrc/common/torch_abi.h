@@ -76,10 +76,18 @@ inline Tensor new_tensor(const Tensor& like, const std::vector<int64_t>& shape, 
   return Tensor(handle);
 }
 
-// Refuses a tensor that is not a contiguous `dtype` tensor of the given shape (-1: any size), on the device of `like` or,
-// without it, on the CPU.
+// How the elements of a tensor must lie.
+enum class Dense {
+  whole,  // contiguous
+  rows,   // in its last dimension
+  no
+};
+
+// Refuses a tensor that is not a contiguous (or so dense) `dtype` tensor of the given shape (-1: any size), on the device of
+// `like` or, without it, on the CPU.
 inline void check_tensor(const char* op, const char* name, const Tensor& t, ScalarType dtype,
-                         const std::vector<int64_t>& shape, const Tensor* like = nullptr) {
+                         const std::vector<int64_t>& shape, const Tensor* like = nullptr,
+                         Dense dense = Dense::whole) {
   std::string expected;
   bool fits = t.dim() == static_cast<int64_t>(shape.size());
   for (size_t i = 0; i < shape.size(); ++i) {
@@ -95,7 +103,10 @@ inline void check_tensor(const char* op, const char* name, const Tensor& t, Scal
                       : t.is_cpu() == like->is_cpu() && t.get_device_index() == like->get_device_index();
   STD_TORCH_CHECK(in_place, op, ": ", name, " must be on ",
                   like == nullptr ? "the CPU" : "the device of the other arguments");
-  STD_TORCH_CHECK(t.is_contiguous(), op, ": ", name, " must be contiguous");
+  if (dense == Dense::whole) STD_TORCH_CHECK(t.is_contiguous(), op, ": ", name, " must be contiguous");
+  if (dense == Dense::rows)
+    STD_TORCH_CHECK(t.numel() == 0 || t.size(t.dim() - 1) == 1 || t.stride(t.dim() - 1) == 1, op, ": ", name,
+                    " must be contiguous in its last dimension");
   const bool floating = dtype != ScalarType::Long;  // integers have no gradient
   STD_TORCH_CHECK(!floating || !is_followed(t), op, ": ", name, " must not require a gradient, as ", op,
                   " has none for it; pass ", name, ".detach()");

@@ -5,13 +5,16 @@ namespace tim_ext {
 namespace {
 
 struct Cpu {
+  static constexpr bool kTakesLayouts = true;
+
   template <class T>
   static void run(const DistanceSoftmax<T>& step, const Tensor&) {
     const int64_t rows = step.shape.samples;
-    for_pieces<T>(step.shape, pieces_of(rows, kStepRows), [&](int64_t task, int64_t piece, void* work) {
-      const int64_t first = piece * kStepRows;
-      kernels<T>().distance_softmax(step, task, first, std::min(kStepRows, rows - first), work);
-    });
+    for_step_pieces<T>(
+        step.shape, (rows + kStepRows - 1) / kStepRows, [&](int64_t task, int64_t piece, void* work) {
+          const int64_t first = piece * kStepRows;
+          kernels<T>().distance_softmax(step, task, first, std::min(kStepRows, rows - first), work);
+        });
   }
 };
 
@@ -19,5 +22,6 @@ struct Cpu {
 }  // namespace tim_ext
 
 STABLE_TORCH_LIBRARY_IMPL(tim_ext, CPU, m) {
-  m.impl("distance_softmax", TORCH_BOX(&tim_ext::distance_softmax_operator<tim_ext::Cpu>));
+  m.impl("distance_softmax", TORCH_BOX(&tim_ext::DistanceSoftmaxOperator<tim_ext::Cpu>::make));
+  m.impl("distance_softmax.out", TORCH_BOX(&tim_ext::DistanceSoftmaxOperator<tim_ext::Cpu>::fill));
 }

@@ -8,6 +8,8 @@ namespace tim_ext {
 namespace {
 
 struct Cpu {
+  static constexpr bool kTakesLayouts = false;
+
   static void run(const Batch& batch, const GdParams& params, Gradient out, const Tensor&, const Tensor&) {
     std::vector<int64_t> status(size_t(batch.tasks) * 3);
     out.status = status.data();
@@ -24,5 +26,6 @@ struct Cpu {
 }  // namespace tim_ext
 
 STABLE_TORCH_LIBRARY_IMPL(tim_ext, CPU, m) {
-  m.impl("gd_gradient", TORCH_BOX(&tim_ext::gd_gradient_operator<tim_ext::Cpu>));
+  m.impl("gd_gradient", TORCH_BOX(&tim_ext::GdGradientOperator<tim_ext::Cpu>::make));
+  m.impl("gd_gradient.out", TORCH_BOX(&tim_ext::GdGradientOperator<tim_ext::Cpu>::fill));
 }

@@ -5,10 +5,13 @@ namespace tim_ext {
 namespace {
 
 struct Cpu {
+  static constexpr bool kTakesLayouts = true;
+
   template <class T>
   static void run(const QUpdate<T>& step, const Tensor&) {
-    for_pieces<T>(step.shape, 1,
-                  [&](int64_t task, int64_t, void* work) { kernels<T>().q_update(step, task, work); });
+    for_step_tasks<T>(step.shape, [&](int64_t task, const Team& team, void* work) {
+      kernels<T>().q_update(step, task, team, work);
+    });
   }
 };
 
@@ -16,5 +19,6 @@ struct Cpu {
 }  // namespace tim_ext
 
 STABLE_TORCH_LIBRARY_IMPL(tim_ext, CPU, m) {
-  m.impl("q_update", TORCH_BOX(&tim_ext::q_update_operator<tim_ext::Cpu>));
+  m.impl("q_update", TORCH_BOX(&tim_ext::QUpdateOperator<tim_ext::Cpu>::make));
+  m.impl("q_update.out", TORCH_BOX(&tim_ext::QUpdateOperator<tim_ext::Cpu>::fill));
 }

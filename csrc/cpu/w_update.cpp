@@ -5,13 +5,12 @@ namespace tim_ext {
 namespace {
 
 struct Cpu {
+  static constexpr bool kTakesLayouts = true;
+
   template <class T>
   static void run(const WUpdate<T>& step, const Tensor&) {
-    constexpr int64_t kColumns = 192;  // of W, per piece
-    const int64_t columns = step.shape.dim;
-    for_pieces<T>(step.shape, pieces_of(columns, kColumns), [&](int64_t task, int64_t piece, void* work) {
-      const int64_t first = piece * kColumns;
-      kernels<T>().w_update(step, task, first, std::min(kColumns, columns - first), work);
+    for_step_tasks<T>(step.shape, [&](int64_t task, const Team& team, void* work) {
+      kernels<T>().w_update(step, task, team, work);
     });
   }
 };
@@ -20,5 +19,6 @@ struct Cpu {
 }  // namespace tim_ext
 
 STABLE_TORCH_LIBRARY_IMPL(tim_ext, CPU, m) {
-  m.impl("w_update", TORCH_BOX(&tim_ext::w_update_operator<tim_ext::Cpu>));
+  m.impl("w_update", TORCH_BOX(&tim_ext::WUpdateOperator<tim_ext::Cpu>::make));
+  m.impl("w_update.out", TORCH_BOX(&tim_ext::WUpdateOperator<tim_ext::Cpu>::fill));
 }

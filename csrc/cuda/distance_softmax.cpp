@@ -6,6 +6,8 @@ namespace tim_ext {
 namespace {
 
 struct Cuda {
+  static constexpr bool kTakesLayouts = false;
+
   template <class T>
   static void run(const DistanceSoftmax<T>& step, const Tensor& like) {
     const OnDeviceOf here(like);
@@ -17,5 +19,6 @@ struct Cuda {
 }  // namespace tim_ext
 
 STABLE_TORCH_LIBRARY_IMPL(tim_ext, CUDA, m) {
-  m.impl("distance_softmax", TORCH_BOX(&tim_ext::distance_softmax_operator<tim_ext::Cuda>));
+  m.impl("distance_softmax", TORCH_BOX(&tim_ext::DistanceSoftmaxOperator<tim_ext::Cuda>::make));
+  m.impl("distance_softmax.out", TORCH_BOX(&tim_ext::DistanceSoftmaxOperator<tim_ext::Cuda>::fill));
 }

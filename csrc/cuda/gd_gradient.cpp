@@ -7,6 +7,8 @@ namespace tim_ext {
 namespace {
 
 struct Cuda {
+  static constexpr bool kTakesLayouts = false;
+
   static void run(const Batch& batch, const GdParams& params, Gradient out, const Tensor& features,
                   const Tensor& labels) {
     const OnDeviceOf here(features);
@@ -21,5 +23,6 @@ struct Cuda {
 }  // namespace tim_ext
 
 STABLE_TORCH_LIBRARY_IMPL(tim_ext, CUDA, m) {
-  m.impl("gd_gradient", TORCH_BOX(&tim_ext::gd_gradient_operator<tim_ext::Cuda>));
+  m.impl("gd_gradient", TORCH_BOX(&tim_ext::GdGradientOperator<tim_ext::Cuda>::make));
+  m.impl("gd_gradient.out", TORCH_BOX(&tim_ext::GdGradientOperator<tim_ext::Cuda>::fill));
 }

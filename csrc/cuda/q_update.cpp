@@ -6,6 +6,8 @@ namespace tim_ext {
 namespace {
 
 struct Cuda {
+  static constexpr bool kTakesLayouts = false;
+
   template <class T>
   static void run(const QUpdate<T>& step, const Tensor& like) {
     const OnDeviceOf here(like);
@@ -17,5 +19,6 @@ struct Cuda {
 }  // namespace tim_ext
 
 STABLE_TORCH_LIBRARY_IMPL(tim_ext, CUDA, m) {
-  m.impl("q_update", TORCH_BOX(&tim_ext::q_update_operator<tim_ext::Cuda>));
+  m.impl("q_update", TORCH_BOX(&tim_ext::QUpdateOperator<tim_ext::Cuda>::make));
+  m.impl("q_update.out", TORCH_BOX(&tim_ext::QUpdateOperator<tim_ext::Cuda>::fill));
 }

@@ -6,6 +6,8 @@ namespace tim_ext {
 namespace {
 
 struct Cuda {
+  static constexpr bool kTakesLayouts = false;
+
   template <class T>
   static void run(const WUpdate<T>& step, const Tensor& like) {
     const OnDeviceOf here(like);
@@ -17,5 +19,6 @@ struct Cuda {
 }  // namespace tim_ext
 
 STABLE_TORCH_LIBRARY_IMPL(tim_ext, CUDA, m) {
-  m.impl("w_update", TORCH_BOX(&tim_ext::w_update_operator<tim_ext::Cuda>));
+  m.impl("w_update", TORCH_BOX(&tim_ext::WUpdateOperator<tim_ext::Cuda>::make));
+  m.impl("w_update.out", TORCH_BOX(&tim_ext::WUpdateOperator<tim_ext::Cuda>::fill));
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.nn.functional import one_hot
 
@@ -79,6 +81,12 @@ def solve_arguments(dtype=torch.float32, own=ADM, **changed):
     return tuple(tensors.values()), options
 
 
+def overload(name: str) -> Any:
+    """`operator` or `operator.overload`."""
+    operator, _, kind = name.partition(".")
+    return getattr(getattr(ops, operator), kind or "default")
+
+
 def samples() -> dict[str, list[tuple[tuple, dict]]]:
     s, rows = steps(torch.float32), torch.arange(LABELS.numel()).flip(0)
     step = [s[name] for name in ("features", "weights", "probs", "assignments")]
@@ -111,6 +119,22 @@ def samples() -> dict[str, list[tuple[tuple, dict]]]:
         "distance_softmax": [((FEATURES, WEIGHTS, TAU), {}), ((s["features"], s["weights"], TAU), {})],
         "q_update": [((s["log_probs"], LABELS, ALPHA, BETA, M), {})],
         "w_update": [((*step, LABELS, LAM, ALPHA, BETA), {})],
+        "distance_softmax.out": [
+            ((*step[:2], TAU), {"probs": torch.empty(3, 22, 3), "log_probs": torch.empty(3, 22, 3)})
+        ],
+        "q_update.out": [((s["log_probs"], LABELS, ALPHA, BETA, M), {"out": torch.empty(3, 22, 3)})],
+        "w_update.out": [((*step, LABELS, LAM, ALPHA, BETA), {"out": torch.empty(3, 3, 11)})],
+        "gd_gradient.out": [
+            (
+                (FEATURES.float(), WEIGHTS.float(), LABELS),
+                TERMS
+                | {
+                    "loss": torch.empty(3),
+                    "terms": torch.empty(3, 3),
+                    "gradient": torch.empty(3, 3, 11),
+                },
+            )
+        ],
         **shard_samples(),
     }
 

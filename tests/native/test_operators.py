@@ -20,6 +20,7 @@ from helpers.operator_calls import (
     TERMS,
     WEIGHTS,
     M,
+    overload,
     samples,
     solve_arguments,
     steps,
@@ -96,6 +97,53 @@ def test_w_update_without_query(dtype):
         assert_step(result[t], expected.to(dtype))
 
 
+def new_results(name: str, arguments: tuple) -> tuple[dict[str, torch.Tensor], tuple[torch.Tensor, ...]]:
+    """Tensors for the results of an `out` overload, and what the operator itself returns."""
+    options = TERMS if name == "gd_gradient" else {}
+    expected = getattr(ops, name)(*arguments, **options)
+    expected = (expected,) if isinstance(expected, torch.Tensor) else expected
+    names = {"distance_softmax": ("probs", "log_probs"), "gd_gradient": ("loss", "terms", "gradient")}
+    given = zip(names.get(name, ("out",)), map(torch.full_like, expected, [torch.nan] * 3), strict=False)
+    return options | dict(given), expected
+
+
+@dtypes
+@pytest.mark.parametrize("name", ["distance_softmax", "q_update", "w_update", "gd_gradient"])
+def test_out_is_what_the_operator_returns(name, dtype):
+    s = steps(dtype)
+    step = [s[key] for key in ("features", "weights", "probs", "assignments")]
+    arguments = {
+        "distance_softmax": (*step[:2], TAU),
+        "q_update": (s["log_probs"], LABELS, ALPHA, BETA, M),
+        "w_update": (*step, LABELS, LAM, ALPHA, BETA),
+        "gd_gradient": (*step[:2], LABELS),
+    }[name]
+    options, expected = new_results(name, arguments)
+    assert overload(f"{name}.out")(*arguments, **options) is None
+    found = [value for value in options.values() if isinstance(value, torch.Tensor)]
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    shared = {key: arguments[0] if torch.is_tensor(value) else value for key, value in options.items()}
+    with pytest.raises(RuntimeError, match=rf"{name}: \w+ must (not share memory|have shape)"):
+        overload(f"{name}.out")(*arguments, **shared)
+
+
+def test_w_update_replaces_its_weights():
+    s = steps(torch.float32)
+    arguments = [s[name] for name in ("features", "weights", "probs", "assignments")]
+    expected = ops.w_update(*arguments, LABELS, LAM, ALPHA, BETA)
+    ops.w_update.out(*arguments, LABELS, LAM, ALPHA, BETA, out=s["weights"])
+    assert torch.equal(s["weights"], expected)
+    with pytest.raises(RuntimeError, match="out must not share memory with weights"):
+        ops.w_update.out(
+            *(x[:2] for x in arguments),
+            LABELS[:2],
+            LAM,
+            ALPHA,
+            BETA,
+            out=s["weights"].view(-1)[33:].view(2, 3, 11),
+        )
+
+
 @dtypes
 def test_no_task_and_no_sample(dtype):
     for T, N in [(0, 4), (2, 0)]:
@@ -139,7 +187,7 @@ def test_opcheck(name):
     if not name.startswith("cpu_"):  # those return no tensor, so there is nothing to trace
         utils.append("test_aot_dispatch_dynamic")
     for arguments, options in samples()[name]:
-        torch.library.opcheck(getattr(ops, name).default, arguments, options, test_utils=utils)
+        torch.library.opcheck(overload(name), arguments, options, test_utils=utils)
 
 
 def test_cpu_capability():

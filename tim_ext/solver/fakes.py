@@ -47,7 +47,7 @@ def fake_solve(
 
 def fake_distance_softmax(features: Tensor, weights: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     shape = (*features.shape[:-1], weights.shape[-2])  # [T, N, K]
-    return features.new_empty(shape), features.new_empty(shape)
+    return weights.new_empty(shape), weights.new_empty(shape)
 
 
 def fake_q_update(
@@ -97,6 +97,10 @@ def fake_shard_classify(
     return p, labels.new_empty((n,)), features.new_empty((n,), dtype=dtype), labels.new_empty((3,))
 
 
+def fake_out(*arguments: object, **options: object) -> None:
+    """An overload that writes into tensors of the caller."""
+
+
 FAKES: dict[str, Callable[..., Any]] = {
     "adm_solve": fake_solve,
     "gd_solve": fake_solve,
@@ -104,6 +108,7 @@ FAKES: dict[str, Callable[..., Any]] = {
     "q_update": fake_q_update,
     "w_update": fake_w_update,
     "gd_gradient": fake_gd_gradient,
+    **{f"{step}.out": fake_out for step in ("distance_softmax", "q_update", "w_update", "gd_gradient")},
     "shard_scale": fake_shard_scale,
     "shard_softmax": fake_shard_softmax,
     "shard_adm_sums": fake_shard_sums,
@@ -115,9 +120,10 @@ FAKES: dict[str, Callable[..., Any]] = {
 ON_CPU = ("offsets", "classes", "class_prior")  # whatever the device of the other tensors
 
 
-def checked(operator: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+def checked(qualified: str, fake: Callable[..., Any]) -> Callable[..., Any]:
     """What the kernels check of devices and gradients, as a call with a `meta` tensor never reaches them."""
-    schema = getattr(torch_ops.tim_ext, operator).default._schema
+    operator, _, overload = qualified.partition(".")
+    schema = getattr(getattr(torch_ops.tim_ext, operator), overload or "default")._schema
     names = [argument.name for argument in schema.arguments]
 
     @wraps(fake)
@@ -130,7 +136,7 @@ def checked(operator: str, fake: Callable[..., Any]) -> Callable[..., Any]:
                 raise RuntimeError(
                     f"{operator}: {name} must be on the device of {names[0]} ({device}), got {tensor.device}"
                 )
-            if operator not in DIFFERENTIABLE and tensor.requires_grad and torch.is_grad_enabled():
+            if qualified not in DIFFERENTIABLE and tensor.requires_grad and torch.is_grad_enabled():
                 raise RuntimeError(
                     f"{operator}: {name} must not require a gradient, as {operator} has none for it; "
                     f"pass {name}.detach()"

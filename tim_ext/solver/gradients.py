@@ -25,8 +25,8 @@ DIFFERENTIABLE = ("distance_softmax", "gd_gradient")
 
 
 def through_logits(s: Tensor, z: Tensor, w: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """dF/dz [T, N, d] and dF/dw [T, K, d] from s [T, N, K]."""
-    return temperature * (s @ w), temperature * (s.mT @ z - s.sum(dim=1)[..., None] * w)
+    """dF/dz [T, N, d] and dF/dw [T, K, d] from s [T, N, K]; z may be of a half type."""
+    return temperature * (s @ w).to(z), temperature * (s.mT @ z.to(s) - s.sum(dim=1)[..., None] * w)
 
 
 # distance_softmax ---------------------------------------------------------------------------------

@@ -91,11 +91,11 @@ struct Kernels {
   void (*gd)(const Task&, const GdParams&, const T* scale, const TaskOutputs<T>&, const Team&, void* work);
   void (*gd_gradient)(const Task&, const GdParams&, const T* scale, const TaskGradient<T>&, const Team&,
                       void* work);
-  // The step operators on a piece of one task: rows or columns first .. first + count - 1. See steps-inl.h.
+  // The step operators on one task, or on rows first .. first + count - 1 of it. See steps-inl.h.
   int64_t (*step_workspace)(const StepShape&);
   void (*distance_softmax)(const DistanceSoftmax<T>&, int64_t task, int64_t first, int64_t count, void* work);
-  void (*q_update)(const QUpdate<T>&, int64_t task, void* work);
-  void (*w_update)(const WUpdate<T>&, int64_t task, int64_t first, int64_t count, void* work);
+  void (*q_update)(const QUpdate<T>&, int64_t task, const Team&, void* work);
+  void (*w_update)(const WUpdate<T>&, int64_t task, const Team&, void* work);
   // See peak-inl.h.
   int64_t (*multiply_add_rounds)(int64_t rounds, T* sink);
   // The halves of an iteration on a part of a task; see shard-inl.h.

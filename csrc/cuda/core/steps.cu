@@ -7,7 +7,7 @@ namespace cuda {
 namespace {
 
 template <class T>
-bool aligned(const StepShape& shape, const T* features, const T* weights) {
+bool aligned(const StepShape& shape, const void* features, const T* weights) {
   return shape.dim % kVector<T> == 0 && reinterpret_cast<uintptr_t>(features) % 16 == 0 &&
          reinterpret_cast<uintptr_t>(weights) % 16 == 0;
 }

@@ -54,7 +54,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int64_t tiles = (shape.samples + kSoftmaxRows - 1) / kSoftmaxRows, task = blockIdx.x / tiles;
   const int64_t first = blockIdx.x % tiles * kSoftmaxRows;
   const int n = int(shape.samples - first < kSoftmaxRows ? shape.samples - first : kSoftmaxRows);
-  const PlainRows<T> rows{step.features + (task * shape.samples + first) * shape.dim, shape.dim, aligned};
+  const PlainRows<T> rows{static_cast<const T*>(step.features) + (task * shape.samples + first) * shape.dim,
+                          shape.dim, aligned};
   const PlainRows<T> w{step.weights + task * shape.classes * shape.dim, shape.dim, aligned};
   T* const log_p = step.log_probs + (task * shape.samples + first) * K;
   T* const p = step.probs + (task * shape.samples + first) * K;
@@ -173,7 +174,7 @@ __global__ void __launch_bounds__(kThreads, 1) w_update_kernel(WUpdate<T> step, 
   const int groups = int((shape.dim + width - 1) / width);
   const int64_t task = blockIdx.x / groups;
   const int64_t* const label = step.labels + task * N;
-  const PlainRows<T> rows{step.features + task * N * shape.dim, shape.dim, aligned};
+  const PlainRows<T> rows{static_cast<const T*>(step.features) + task * N * shape.dim, shape.dim, aligned};
   const T* const w = step.weights + task * K * shape.dim;
   T* const to = step.out + task * K * shape.dim;
 
