@@ -119,6 +119,16 @@ bool finite_weights(const Task& task, int64_t* wrong) {
   return true;
 }
 
+// The mean of the samples. Whether it is finite: then every feature is, as NaN and Inf outlive any sum.
+template <class T>
+bool take_mean(Worker<T>& w, Task& task) {
+  w.total.resize(static_cast<size_t>(task.dim));
+  w.mean.resize(static_cast<size_t>(padded_dim(task.dim)));
+  kernels<T>().mean_row(task, w.scale.data(), w.total.data(), w.mean.data());
+  task.mean = w.mean.data();
+  return std::all_of(w.mean.begin(), w.mean.begin() + task.dim, [](T value) { return std::isfinite(value); });
+}
+
 // A task ready to solve: its rows measured, extreme ones replaced by a copy of unit length, and their mean; or refused.
 template <class T>
 bool prepare_task(const Batch& batch, int64_t t, int64_t classes_before, bool normalize, Worker<T>& w,
@@ -131,7 +141,13 @@ bool prepare_task(const Batch& batch, int64_t t, int64_t classes_before, bool no
     if (kernels<T>().root_rows(task, copy)) use_copy(w, task, copy);
   }
   int64_t bad = 0;
-  const Rows rows = kernels<T>().measure_rows(task, normalize, w.scale.data(), &bad);
+  bool centre_known = false;
+  if (!normalize) {  // then lengths are of no use, and the mean tells whether rows must be looked at one by one
+    std::fill(w.scale.begin(), w.scale.end(), T(1));
+    centre_known = take_mean(w, task);
+  }
+  const Rows rows =
+      centre_known ? Rows::ordinary : kernels<T>().measure_rows(task, normalize, w.scale.data(), &bad);
   if (rows == Rows::not_finite)
     return refuse(status, Status::features_not_finite, w.position[static_cast<size_t>(bad)], 0);
   if (!finite_weights<T>(task, &bad)) return refuse(status, Status::weights_not_finite, -1, bad);
@@ -140,10 +156,7 @@ bool prepare_task(const Batch& batch, int64_t t, int64_t classes_before, bool no
     kernels<T>().normalize_rows(task, copy);
     use_copy(w, task, copy);
   }
-  w.total.resize(static_cast<size_t>(task.dim));
-  w.mean.resize(static_cast<size_t>(padded_dim(task.dim)));
-  kernels<T>().mean_row(task, w.scale.data(), w.total.data(), w.mean.data());
-  task.mean = w.mean.data();
+  if (!centre_known) take_mean(w, task);
   return true;
 }
 

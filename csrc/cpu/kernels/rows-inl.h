@@ -176,16 +176,19 @@ void mean_row(const Task& task, const T* scale, double* total, T* mean) {
       const int64_t end = i0 + kRows < N ? i0 + kRows : N;
       for (int64_t c = 0; c < pitch; c += W) store(mean + c, Vec<T>{});
       for (int64_t i = i0; i < end; i += 4) {
-        decltype(features) x[4];
+        decltype(features) x[4], ahead[4];  // the next four rows are fetched
         T s[4];
         for (int64_t r = 0; r < 4; ++r) {
           x[r] = features + task.rows[i + r < end ? i + r : i] * d;
+          ahead[r] = features + task.rows[i + r + 4 < N ? i + r + 4 : i] * d;
           s[r] = i + r < end ? scale[i + r] : T(0);
         }
         int64_t c = 0;
-        for (; c + W <= d; c += W)
+        for (; c + W <= d; c += W) {
+          for (int r = 0; r < 4; ++r) __builtin_prefetch(ahead[r] + c);
           store(mean + c, load(mean + c) + (load_row<T>(x[0] + c) * s[0] + load_row<T>(x[1] + c) * s[1]) +
                               (load_row<T>(x[2] + c) * s[2] + load_row<T>(x[3] + c) * s[3]));
+        }
         if (c < d)
           for (int r = 0; r < 4; ++r)
             store(mean + c, load(mean + c) + load_row_tail<T>(x[r] + c, d - c) * s[r]);

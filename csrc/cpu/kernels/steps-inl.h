@@ -284,7 +284,7 @@ class QStep {
   static constexpr int W = kWidth<T>;
   QStep(const QUpdate<T>& s, int64_t task, Arena& arena) : s_(s), task_(task) {
     total_ = arena.take<double>(K);
-    factor_ = arena.take<T>(K);
+    factor_ = arena.take<T>(round_up(K, W));
     largest_ = arena.take<T>(K);
     for (int64_t c = 0; c < step_chunks(s_.shape); ++c) {
       chunks_[c].block = arena.take<T>(K * kStepRows);
@@ -302,8 +302,7 @@ class QStep {
     for (int64_t c = 0; c < step_chunks(s_.shape); ++c)
       lowest = chunks_[c].lowest < lowest ? chunks_[c].lowest : lowest;
     if (highest <= T(kMostPlain) && lowest >= kLeastPlain<T>) {
-      for (int64_t k = 0; k < K; ++k)  // without a query any factor will do
-        factor_[k] = total_[k] > 0 ? T(__builtin_exp2(-double(offset(k, T(0))))) : T(1);
+      plain_factors();
       return apply(team, [&](QChunk<T>& c, int64_t i0, int64_t n) {
         if (!one) to_class_major(s_.assignments + at(i0), n, K, c.block, kStepRows);
         plain_rows(c, n);
@@ -321,6 +320,15 @@ class QStep {
   int64_t at(int64_t i0) const { return (task_ * s_.shape.samples + i0) * K; }
   T offset(int64_t k, T largest) const {
     return q_offset(s_.c, T(double(largest) + __builtin_log2(total_[k])), T(0));
+  }
+
+  // g_k = 2^-offset_k: `marginal_factors` of sums alone. Without a query any factor will do.
+  void plain_factors() {
+    for (int64_t k = 0; k < K; k += W) store(factor_ + k, splat<T>(1));
+    for (int64_t k = 0; k < K; ++k)
+      if (total_[k] > 0) factor_[k] = T(total_[k]);
+    for (int64_t k = 0; k < K; k += W)
+      store(factor_ + k, vexp2<T>(vlog2<T>(load(factor_ + k)) * -s_.c.marginal_power));
   }
 
   // r in the block, or (shifted) r 2^-largest_k, and its sums over the queries; not shifted: the largest log r, too.
