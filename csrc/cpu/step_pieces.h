@@ -1,4 +1,4 @@
-// What the step operators share on the CPU: threads and workspace. Their arithmetic is in kernels/steps-inl.h.
+// What the step operators share on the CPU: threads and workspace. Their arithmetic is in the kernels of their names.
 #pragma once
 
 #include <algorithm>

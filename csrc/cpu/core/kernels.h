@@ -91,7 +91,7 @@ struct Kernels {
   void (*gd)(const Task&, const GdParams&, const T* scale, const TaskOutputs<T>&, const Team&, void* work);
   void (*gd_gradient)(const Task&, const GdParams&, const T* scale, const TaskGradient<T>&, const Team&,
                       void* work);
-  // The step operators on one task, or on rows first .. first + count - 1 of it. See steps-inl.h.
+  // The step operators on one task, or on rows first .. first + count - 1 of it. See the kernels of their names.
   int64_t (*step_workspace)(const StepShape&);
   void (*distance_softmax)(const DistanceSoftmax<T>&, int64_t task, int64_t first, int64_t count, void* work);
   void (*q_update)(const QUpdate<T>&, int64_t task, const Team&, void* work);

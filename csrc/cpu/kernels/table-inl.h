@@ -3,13 +3,15 @@
 
 #include "cpu/kernels/adm_dual-inl.h"
 #include "cpu/kernels/adm_primal-inl.h"
+#include "cpu/kernels/distance_softmax-inl.h"
 #include "cpu/kernels/gd-inl.h"
 #include "cpu/kernels/graph-inl.h"
 #include "cpu/kernels/peak-inl.h"
 #include "cpu/kernels/prelude.h"
+#include "cpu/kernels/q_update-inl.h"
 #include "cpu/kernels/rows-inl.h"
 #include "cpu/kernels/shard-inl.h"
-#include "cpu/kernels/steps-inl.h"
+#include "cpu/kernels/w_update-inl.h"
 
 namespace tim_ext {
 namespace TIM_ISA {
