@@ -62,7 +62,7 @@ STABLE_TORCH_LIBRARY(tim_ext, m) {
       "(Tensor probs, Tensor predictions, Tensor weights, Tensor iterations, Tensor history, "
       "Tensor proportions, Tensor marginal_weights, Tensor status)");
 
-  // Instruction set the CPU kernels use: "avx512", "avx2" or "baseline".
+  // Instruction set the CPU kernels use: "avx512", "avx2" or "baseline"; "neon" on Arm.
   m.def("cpu_capability() -> str");
   // Multiply-adds per second of all torch threads together, measured for about `seconds`.
   m.def("cpu_peak(float seconds, bool double_precision) -> float");

@@ -9,11 +9,15 @@ import pytest
 import torch
 from helpers.make_tasks import make_task
 from helpers.ranks import BF16, F16, F32, F64, PRIOR, SMALL, mixed_task, ops
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
 from tim_ext import distributed
 from tim_ext.distributed.shard import lanes
 from tim_ext.distributed.torch_kernels import TorchKernels
 from tim_ext.solver import native
+from tim_ext.solver.inputs import PADDING, QUERY
 
 
 def operator_task(dtype: torch.dtype) -> dict[str, Any]:
@@ -64,6 +68,48 @@ def test_operators_equal_their_equations_in_torch(dtype, order, exact, centred):
     scale, status = TorchKernels.shard_scale(task["features"], task["labels"], True)
     torch.testing.assert_close(task["scale"], scale, rtol=1e-5, atol=0)
     assert status.tolist() == [0, 0, 0]
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 10_000), st.integers(1, 8), st.sampled_from([1, 7, 97, 300]), st.integers(0, 2**30))
+def test_many_samples_in_any_order_equal_float64_with_any_threads(n, classes, dim, seed):
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(n, dim, generator=generator).half()
+    labels = torch.randint(0, 12 * classes, (n,), generator=generator)
+    labels[labels > classes] = QUERY
+    labels[labels == classes] = PADDING
+    features[labels == PADDING] = torch.nan  # never read
+    weights, mean = torch.randn(classes + 1, dim, generator=generator).mul(0.1).tensor_split([classes])
+    mean = mean[0]
+
+    def halves(kernels: Any, real: torch.dtype, samples: Tensor) -> list[Tensor]:
+        scale, _ = kernels.shard_scale(samples, labels, True)
+        log_probs = torch.zeros(lanes(n) * classes, dtype=real)
+        own = {"mean": mean.to(real)}
+        one = scale.to(real), weights.to(real), log_probs
+        columns, _ = kernels.shard_softmax(
+            samples, labels, *one, None, entropy_order=1.0, **{**SOFTMAX, "power": 0.0}, **own
+        )
+        factor = torch.ones(classes, dtype=real)
+        return [
+            columns[0::2],
+            *kernels.shard_adm_sums(
+                samples, labels, one[0], log_probs, factor, exact=False, **ADM_SUMS, **own
+            ),
+        ]
+
+    truth = halves(TorchKernels, F64, torch.where(labels[:, None] == PADDING, 0, features).double())
+    found = []
+    threads = torch.get_num_threads()
+    for count in (1, 3):
+        torch.set_num_threads(count)
+        try:
+            found.append(halves(ops, F32, features))
+        finally:
+            torch.set_num_threads(threads)
+    for one, three, expected in zip(*found, truth, strict=True):
+        assert torch.equal(one, three)
+        torch.testing.assert_close(one, expected, rtol=1e-5, atol=1e-6 * n)
 
 
 def test_the_solvers_on_the_torch_kernels():

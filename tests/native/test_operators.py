@@ -191,7 +191,7 @@ def test_opcheck(name):
 
 
 def test_cpu_capability():
-    assert ops.cpu_capability() in ("avx512", "avx2", "baseline")
+    assert ops.cpu_capability() in ("avx512", "avx2", "baseline", "neon")
 
 
 @pytest.mark.parametrize("double_precision", [False, True])

@@ -97,7 +97,7 @@ torch.save(probs, sys.argv[2])
 
 @pytest.mark.parametrize("capability", ["baseline", "avx2"])
 def test_a_lower_capability_agrees(capability, tmp_path):
-    order = ["baseline", "avx2", "avx512"]
+    order = ["neon", "baseline", "avx2", "avx512"]
     if order.index(torch.ops.tim_ext.cpu_capability()) < order.index(capability):
         pytest.skip(f"this CPU has no {capability}")
     task = make_task(0, shots=(1, 2, 3, 1, 2, 3, 1), queries=50, d=45)

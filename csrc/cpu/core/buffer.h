@@ -22,6 +22,7 @@ class Buffer {
     }
     return memory_.get();
   }
+  int64_t size() const { return size_; }
 
  private:
   struct Free {

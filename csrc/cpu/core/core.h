@@ -72,7 +72,7 @@ void shard_sums(const Batch& part, const ShardParams& params, const ShardSums<vo
 void shard_classify(const Batch& part, const ShardParams& params, const ShardClassify<void>& arrays,
                     int64_t* status, const Team& team);
 
-// The instruction set in use: "avx512", "avx2" or "baseline". TIM_EXT_CPU_CAPABILITY lowers it.
+// The instruction set in use: "avx512", "avx2" or "baseline"; "neon" on Arm. TIM_EXT_CPU_CAPABILITY lowers it.
 const char* cpu_capability();
 
 }  // namespace tim_ext

@@ -1,4 +1,8 @@
 // Which instruction set to use: the best one the machine has, or a lower one if TIM_EXT_CPU_CAPABILITY says so.
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <cstdlib>
 #include <cstring>
 
@@ -9,12 +13,20 @@ namespace {
 
 enum class Isa { baseline, avx2, avx512 };
 
+#if defined(__x86_64__) && defined(__GNUC__)
+// F16C, which clang's __builtin_cpu_supports does not know in all versions.
+bool converts_halves() {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 Isa detect() {
 #if defined(__x86_64__) && defined(__GNUC__)
   Isa best = Isa::baseline;
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
-      __builtin_cpu_supports("bmi2"))
+      __builtin_cpu_supports("bmi2") && converts_halves())
     best = Isa::avx2;
   if (best == Isa::avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
@@ -42,7 +54,11 @@ const char* cpu_capability() {
     case Isa::avx2:
       return "avx2";
     default:
+#if defined(__aarch64__)
+      return "neon";  // which every machine of this architecture has
+#else
       return "baseline";
+#endif
   }
 }
 

@@ -72,7 +72,11 @@ class PrimalPasses {
     p_weight_ = arena.take<T>(chunks_ * rows_);
     q_weight_ = arena.take<T>(chunks_ * rows_);
     pointers_ = arena.take<const T*>(chunks_ * rows_);
-    converted_ = samples_need_scratch<T>(task) ? arena.take<T>(chunks_ * rows_ * task.dim) : nullptr;
+    const bool converts = samples_need_scratch<T>(task);
+    dot_rows_ = converts ? rows_per_part(kWideVectors * 4) : rows_;
+    // A [K, dim] is read and written for every part: fewer of them where it does not fit L1.
+    sum_rows_ = converts ? rows_per_part(K * pitch_ * int64_t(sizeof(T)) > 16384 ? 128 : 32) : rows_;
+    converted_ = converts ? arena.take<T>(chunks_ * sum_rows_ * task.dim) : nullptr;
     ones_ = centring(task) ? arena.take<T>(rows_) : nullptr;
     column_ = reinterpret_cast<Vec<T>*>(arena.take<char>(pieces_ * 2 * K * int64_t(sizeof(Vec<T>))));
     shift_parts_ = arena.take<T>(pieces_ * K);
@@ -122,10 +126,11 @@ class PrimalPasses {
   template <class F>
   void softmax_pass(F f) {
     each_piece([&](Block<T>& block, int64_t b, int64_t chunk) {
-      const int64_t i0 = b * rows_, n = count(b);
-      const T** x = pointers_ + chunk * rows_;
-      sample_pointers(task_, scale_, i0, n, scratch(chunk), x);
-      dot_rows(x, scales(i0), n, difference_, pitch_, task_.classes - 1, task_.dim, block.logits, rows_);
+      const int64_t n = count(b);
+      each_part(b, chunk, dot_rows_, [&](const T* const* x, const T* scale, int64_t first, int64_t some) {
+        dot_rows(x, scale, some, difference_, pitch_, task_.classes - 1, task_.dim, block.logits + first,
+                 rows_);
+      });
       for (int64_t k = 0; k < task_.classes - 1; ++k)
         for (int64_t i = n; i < block.vectors * W; ++i) block.logits[k * rows_ + i] = T(0);
       f(block, b, chunk);
@@ -135,7 +140,7 @@ class PrimalPasses {
   void weighted_pass(F f) {
     const int64_t K = task_.classes;
     each_piece([&](Block<T>& block, int64_t b, int64_t chunk) {
-      const int64_t i0 = b * rows_, n = count(b);
+      const int64_t n = count(b);
       if (restore_) {  // otherwise it is still there
         if (task_.sample_log_prior)
           restore_block<true>(K, c_, block);
@@ -143,13 +148,15 @@ class PrimalPasses {
           restore_block<false>(K, c_, block);
       }
       f(block, b, chunk);
-      const T* scale = scales(i0);
-      for (int64_t k = 0; k < columns_; ++k)
-        for (int64_t i = 0; i < n; ++i) block.x[k * rows_ + i] *= scale[i];
-      const T** x = pointers_ + chunk * rows_;
-      sample_pointers(task_, scale_, i0, n, scratch(chunk), x);
-      accumulate_rows(x, n, block.x, rows_, columns_, task_.dim, b > chunk * chunk_blocks_,
-                      sums_ + chunk * K * pitch_, pitch_);
+      if (!ones_) {
+        const T* scale = scales(b * rows_);
+        for (int64_t k = 0; k < columns_; ++k)
+          for (int64_t i = 0; i < n; ++i) block.x[k * rows_ + i] *= scale[i];
+      }
+      each_part(b, chunk, sum_rows_, [&](const T* const* x, const T*, int64_t first, int64_t some) {
+        accumulate_rows(x, some, block.x + first, rows_, columns_, task_.dim,
+                        first > 0 || b > chunk * chunk_blocks_, sums_ + chunk * K * pitch_, pitch_);
+      });
     });
   }
   // The weighted pass of TIM-ADM: x_ik = c_i (t_ik - p_ik), t = y on S and q on Q; sum over Q of q_ik per block.
@@ -241,7 +248,34 @@ class PrimalPasses {
   }
   const T* scales(int64_t i0) const { return ones_ ? ones_ : scale_ + i0; }
   T mean_at(int64_t j) const { return task_.mean ? static_cast<const T*>(task_.mean)[j] : T(0); }
-  T* scratch(int64_t chunk) { return converted_ ? converted_ + chunk * rows_ * task_.dim : nullptr; }
+  // Samples that are made from the features at a time: 8 KB stay in L1 until they are used, unless `least` are more.
+  int64_t rows_per_part(int64_t least) const {
+    const int64_t fit = 8192 / (pitch_ * int64_t(sizeof(T))) / kWideVectors * kWideVectors,
+                  rows = fit > least ? fit : least;
+    return rows < rows_ ? rows : rows_;
+  }
+  T* scratch(int64_t chunk) { return converted_ ? converted_ + chunk * sum_rows_ * task_.dim : nullptr; }
+  // While samples first .. first + n - 1 of block b are worked on: asks for the n samples after them, and for as much of
+  // the log p of the next block, which may all come from memory.
+  TIM_INLINE void prefetch(int64_t b, int64_t first, int64_t n) const {
+    prefetch_samples<T>(task_, b * rows_ + first + n, n);
+    if (b + 1 == blocks) return;
+    const int64_t K = task_.classes, end = (first + n) * K;
+    const T* const next = logits_ + (b + 1) * rows_ * K;
+    for (int64_t at = first * K; at < end; at += 64 / int64_t(sizeof(T))) __builtin_prefetch(next + at, 0, 2);
+  }
+  // f(x, scales, first, n) for the samples of a block, `rows` at a time.
+  template <class F>
+  TIM_INLINE void each_part(int64_t b, int64_t chunk, int64_t rows, F f) {
+    const int64_t i0 = b * rows_, n = count(b);
+    const T** x = pointers_ + chunk * rows_;
+    for (int64_t first = 0; first < n; first += rows) {
+      const int64_t some = n - first < rows ? n - first : rows;
+      if (converted_) prefetch(b, first, some);
+      sample_pointers(task_, scale_, i0 + first, some, scratch(chunk), x);
+      f(x, scales(i0 + first), first, some);
+    }
+  }
   template <class F>
   void each_piece(F f) {
     run(team_, chunks_, [&](int64_t chunk) {
@@ -290,6 +324,7 @@ class PrimalPasses {
   int64_t columns_;  // of A that the weighted pass computes
   bool restore_;     // p is made from log p in the weighted pass
   int64_t pitch_, rows_, chunk_blocks_, chunks_, pieces_;
+  int64_t dot_rows_, sum_rows_;  // samples of a part of a block, see each_part; dot_rows_ <= sum_rows_
   T *weights_, *difference_, *logits_, *before_, *sums_, *log_total_, *inverse_, *p_, *p_weight_, *x_,
       *q_weight_, *converted_, *ones_, *shift_parts_;
   const T** pointers_;

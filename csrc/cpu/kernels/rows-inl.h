@@ -31,14 +31,19 @@ TIM_INLINE Vec<T> load_row(const BFloat16* p) {
 template <class T>
 TIM_INLINE Vec<T> load_row(const Half* p) {
 #if defined(__x86_64__) && TIM_VEC_BYTES == 64
-  typedef long long Bits __attribute__((vector_size(32), aligned(2), may_alias));
-  return (Vec<T>)_mm512_maskz_cvtph_ps(__mmask16(-1), (__m256i)(*reinterpret_cast<const Bits*>(p)));
-#endif
+  return (Vec<T>)_mm512_maskz_cvtph_ps(__mmask16(-1),
+                                       (__m256i)(*reinterpret_cast<const HalfBitsUnaligned*>(p)));
+#elif defined(__x86_64__) && TIM_VEC_BYTES == 32
+  return (Vec<T>)_mm256_cvtph_ps((__m128i)(*reinterpret_cast<const HalfBitsUnaligned*>(p)));
+#elif defined(__aarch64__)
+  return (Vec<T>)vcvt_f32_f16((float16x4_t)vld1_u16(reinterpret_cast<const uint16_t*>(p)));
+#else
   // Shift exponent and mantissa into place and rescale by 2^(127 - 15); Inf and NaN keep their exponent.
   const UVec<T> h = load_half_bits<T>(p);
   const Vec<T> value = (Vec<T>)((h & 0x7fffu) << 13) * 0x1p112f;
   const UVec<T> special = (UVec<T>)((h & 0x7c00u) == 0x7c00u);
   return (Vec<T>)((UVec<T>)value | (special & 0x7f800000u) | ((h & 0x8000u) << 16));
+#endif
 }
 
 // Like load_row for the last `n` < width elements of a row; the other lanes are 0.
@@ -261,6 +266,19 @@ void pack_panel(const Task& task, const T* scale, int64_t i0, int64_t rows, int6
           for (int l = 0; l < left; ++l) store(out + (c + l) * rows + b, block[l]);
         }
       }
+    }
+  });
+}
+
+// Asks for the samples i0 .. i0 + n - 1, in the type they have, to be brought near while others are worked on.
+template <class T>
+TIM_INLINE void prefetch_samples(const Task& task, int64_t i0, int64_t n) {
+  const int64_t end = i0 + n < task.samples() ? i0 + n : task.samples();
+  with_features<T>(task, [&](auto* features) TIM_LAMBDA_INLINE {  // GCC drops a call that only prefetches
+    const int64_t bytes = task.dim * int64_t(sizeof(*features));
+    for (int64_t i = i0; i < end; ++i) {
+      const char* x = reinterpret_cast<const char*>(features + task.rows[i] * task.dim);
+      for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(x + at, 0, 2);
     }
   });
 }

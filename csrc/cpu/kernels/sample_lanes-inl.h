@@ -24,21 +24,11 @@ class SampleLanes {
         lowest_(task.sample_log_prior ? arena.take<T>(lanes / ld) : nullptr) {}
 
   void fill(const Task& task, const Coefficients<T>& c, const Team& team) {
-    const T* const weight = static_cast<const T*>(task.sample_weight);
-    for (int64_t i = 0; i < task.support; ++i) {
-      labels_[i] = task.labels[i];
-      weight_[i] = c.support;
-      share_[i] = T(0);
-    }
-    for (int64_t i = task.support; i < task.samples(); ++i) {
-      labels_[i] = task.labels[i];
-      share_[i] = weight ? T(double(weight[task.position[i]]) * task.weight_scale) : T(1);
-      weight_[i] = share_[i] * c.query;
-    }
-    for (int64_t i = task.samples(); i < lanes_; ++i) {
-      labels_[i] = int32_t(kPadding);
-      weight_[i] = share_[i] = T(0);
-    }
+    run(team, (lanes_ + kPieceLanes - 1) / kPieceLanes, [&](int64_t piece) {
+      const int64_t first = piece * kPieceLanes,
+                    end = first + kPieceLanes < lanes_ ? first + kPieceLanes : lanes_;
+      fill_lanes(task, c, first, end);
+    });
     if (log_prior_) fill_priors(task, team);
   }
   // Block b of those that start at lane `first`.
@@ -57,6 +47,27 @@ class SampleLanes {
   }
 
  private:
+  static constexpr int64_t kPieceLanes = 8192;  // that one thread fills
+
+  void fill_lanes(const Task& task, const Coefficients<T>& c, int64_t first, int64_t end) {
+    const T* const weight = static_cast<const T*>(task.sample_weight);
+    const int64_t N = task.samples();
+    int64_t i = first;
+    for (; i < end && i < task.support; ++i) {
+      labels_[i] = task.labels[i];
+      weight_[i] = c.support;
+      share_[i] = T(0);
+    }
+    for (; i < end && i < N; ++i) {
+      labels_[i] = task.labels[i];
+      share_[i] = weight ? T(double(weight[task.position[i]]) * task.weight_scale) : T(1);
+      weight_[i] = share_[i] * c.query;
+    }
+    for (; i < end; ++i) {
+      labels_[i] = int32_t(kPadding);
+      weight_[i] = share_[i] = T(0);
+    }
+  }
   void fill_priors(const Task& task, const Team& team) {
     const T* const log_prior = static_cast<const T*>(task.sample_log_prior);
     run(team, lanes_ / ld_, [&](int64_t part) {

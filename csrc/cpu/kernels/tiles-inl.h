@@ -11,15 +11,17 @@ namespace TIM_ISA {
 constexpr int kTileRows = 4, kTileVectors = 3;
 // Of a square matrix over samples, in panels (Panels): AVX-512 has registers for 16 accumulators and 4 loads.
 constexpr int kPanelVectors = TIM_VEC_BYTES == 64 ? 4 : kTileVectors;
-// Where vectors run along feature rows (dot_rows, accumulate_rows), AVX-512 has registers for 24 accumulators.
-constexpr int kWideRows = TIM_VEC_BYTES == 64 ? 6 : kTileRows,
-              kWideVectors = TIM_VEC_BYTES == 64 ? 4 : kTileVectors;
+// Where vectors run along feature rows (dot_rows, accumulate_rows), 32 registers have room for 24 accumulators.
+constexpr int kWideRows = TIM_REGISTERS == 32 ? 6 : kTileRows,
+              kWideVectors = TIM_REGISTERS == 32 ? 4 : kTileVectors;
 
 // GCC would rather read a value again from memory for every multiply-add that uses it, and be bound by its loads.
 template <class V>
-TIM_INLINE void in_register(V& value) {
+TIM_INLINE void in_register([[maybe_unused]] V& value) {
 #if defined(__x86_64__)
   asm("" : "+v"(value));
+#elif defined(__aarch64__)
+  asm("" : "+w"(value));
 #endif
 }
 

@@ -57,7 +57,7 @@ template <class T>
 TIM_INLINE Vec<T> splat(T x) {
   return x - Vec<T>{};
 }
-// GCC makes a compare and a blend of (a > b ? a : b), so x86 names its instruction.
+// GCC makes a compare and a blend of (a > b ? a : b), so x86 and Arm name their instructions.
 #if defined(__x86_64__)
 #if TIM_VEC_BYTES == 64
 #define TIM_X86(name, type) _mm512_maskz_##name##_##type
@@ -83,6 +83,11 @@ TIM_INLINE Vec<double> vmax(Vec<double> a, Vec<double> b) {
 TIM_INLINE Vec<double> vmin(Vec<double> a, Vec<double> b) {
   return (Vec<double>)TIM_X86(min, pd)(TIM_MASK(pd) a, b);
 }
+#elif defined(__aarch64__)
+TIM_INLINE Vec<float> vmax(Vec<float> a, Vec<float> b) { return (Vec<float>)vmaxq_f32(a, b); }
+TIM_INLINE Vec<float> vmin(Vec<float> a, Vec<float> b) { return (Vec<float>)vminq_f32(a, b); }
+TIM_INLINE Vec<double> vmax(Vec<double> a, Vec<double> b) { return (Vec<double>)vmaxq_f64(a, b); }
+TIM_INLINE Vec<double> vmin(Vec<double> a, Vec<double> b) { return (Vec<double>)vminq_f64(a, b); }
 #else
 template <class V>
 TIM_INLINE V vmax(V a, V b) {
