@@ -76,7 +76,7 @@ struct DistanceSoftmaxOperator {
     p.temperature = temperature;
     with_real(layout.dtype, [&](auto zero) {
       using T = decltype(zero);
-      DistanceSoftmax<T> step;
+      Laid<DistanceSoftmax<T>> step;
       step.shape = shape;
       step.c = adm_coefficients<T>(p);
       step.layout = layout;
@@ -132,7 +132,7 @@ struct QUpdateOperator {
     p.marginal_weight = marginal_weight;
     with_real(dtype_of(op, log_probs), [&](auto zero) {
       using T = decltype(zero);
-      QUpdate<T> step;
+      Laid<QUpdate<T>> step;
       step.shape = shape;
       step.c = adm_coefficients<T>(p);
       step.layout = layout;
@@ -185,7 +185,7 @@ struct WUpdateOperator {
     p.beta = beta;
     with_real(layout.dtype, [&](auto zero) {
       using T = decltype(zero);
-      WUpdate<T> step;
+      Laid<WUpdate<T>> step;
       step.shape = shape;
       step.c = adm_coefficients<T>(p);
       step.layout = layout;

@@ -10,8 +10,7 @@ struct StepShape {
   int64_t tasks = 0, samples = 0, classes = 0, dim = 0;
 };
 
-// Where the inputs of a task lie, in elements from a task, row or label to the next; the rows themselves are dense. CUDA
-// takes contiguous inputs alone.
+// Where the inputs of a task lie, in elements from a task, row or label to the next; the rows themselves are dense.
 struct StepLayout {
   Dtype dtype = Dtype::f32;  // of the features; half types are computed in float32
   int64_t feature_task = 0, feature_row = 0;
@@ -25,7 +24,6 @@ template <class T>
 struct DistanceSoftmax {
   StepShape shape;
   AdmCoefficients<T> c;
-  StepLayout layout;
   const void* features = nullptr;  // [T, N, d]
   const T* weights = nullptr;      // [T, K, d]
   T* probs = nullptr;              // [T, N, K]
@@ -37,7 +35,6 @@ template <class T>
 struct QUpdate {
   StepShape shape;
   AdmCoefficients<T> c;
-  StepLayout layout;
   const T* log_probs = nullptr;     // [T, N, K]
   const int64_t* labels = nullptr;  // [T, N]
   T* assignments = nullptr;         // [T, N, K]
@@ -49,13 +46,19 @@ template <class T>
 struct WUpdate {
   StepShape shape;
   AdmCoefficients<T> c;
-  StepLayout layout;
   const void* features = nullptr;   // [T, N, d]
   const T* weights = nullptr;       // [T, K, d]
   const T* probs = nullptr;         // [T, N, K]
   const T* assignments = nullptr;   // [T, N, K]
   const int64_t* labels = nullptr;  // [T, N]
   T* out = nullptr;                 // [T, K, d], which may be the weights
+};
+
+// A step on inputs in any layout. CUDA takes contiguous ones alone, and the step without the layout: with it among the
+// parameters of a kernel, nvcc makes other code of its loops.
+template <class Step>
+struct Laid : Step {
+  StepLayout layout;
 };
 
 }  // namespace tim_ext

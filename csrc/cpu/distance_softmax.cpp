@@ -8,7 +8,7 @@ struct Cpu {
   static constexpr bool kTakesLayouts = true;
 
   template <class T>
-  static void run(const DistanceSoftmax<T>& step, const Tensor&) {
+  static void run(const Laid<DistanceSoftmax<T>>& step, const Tensor&) {
     const int64_t rows = step.shape.samples;
     for_step_pieces<T>(
         step.shape, (rows + kStepRows - 1) / kStepRows, [&](int64_t task, int64_t piece, void* work) {

@@ -8,7 +8,7 @@ struct Cpu {
   static constexpr bool kTakesLayouts = true;
 
   template <class T>
-  static void run(const QUpdate<T>& step, const Tensor&) {
+  static void run(const Laid<QUpdate<T>>& step, const Tensor&) {
     for_step_tasks<T>(step.shape, [&](int64_t task, const Team& team, void* work) {
       kernels<T>().q_update(step, task, team, work);
     });

@@ -8,7 +8,7 @@ struct Cpu {
   static constexpr bool kTakesLayouts = true;
 
   template <class T>
-  static void run(const WUpdate<T>& step, const Tensor&) {
+  static void run(const Laid<WUpdate<T>>& step, const Tensor&) {
     for_step_tasks<T>(step.shape, [&](int64_t task, const Team& team, void* work) {
       kernels<T>().w_update(step, task, team, work);
     });

@@ -93,9 +93,10 @@ struct Kernels {
                       void* work);
   // The step operators on one task, or on rows first .. first + count - 1 of it. See the kernels of their names.
   int64_t (*step_workspace)(const StepShape&);
-  void (*distance_softmax)(const DistanceSoftmax<T>&, int64_t task, int64_t first, int64_t count, void* work);
-  void (*q_update)(const QUpdate<T>&, int64_t task, const Team&, void* work);
-  void (*w_update)(const WUpdate<T>&, int64_t task, const Team&, void* work);
+  void (*distance_softmax)(const Laid<DistanceSoftmax<T>>&, int64_t task, int64_t first, int64_t count,
+                           void* work);
+  void (*q_update)(const Laid<QUpdate<T>>&, int64_t task, const Team&, void* work);
+  void (*w_update)(const Laid<WUpdate<T>>&, int64_t task, const Team&, void* work);
   // See peak-inl.h.
   int64_t (*multiply_add_rounds)(int64_t rounds, T* sink);
   // The halves of an iteration on a part of a task; see shard-inl.h.

@@ -111,7 +111,8 @@ void softmax_rows(int64_t K, T tau, const T* shift, int64_t n, T* p, T* log_p, i
 
 // log p and p of the samples i0 .. i0 + n - 1 (n <= kStepRows) of a task.
 template <class T>
-void distance_softmax_step(const DistanceSoftmax<T>& s, int64_t task, int64_t i0, int64_t n, void* work) {
+void distance_softmax_step(const Laid<DistanceSoftmax<T>>& s, int64_t task, int64_t i0, int64_t n,
+                           void* work) {
   Arena arena(work);
   const int64_t K = s.shape.classes, N = s.shape.samples;
   const RowVectors<T> vectors(s.shape.dim);

@@ -29,7 +29,7 @@ template <class T>
 class QStep {
  public:
   static constexpr int W = kWidth<T>;
-  QStep(const QUpdate<T>& s, int64_t task, Arena& arena) : s_(s), task_(task) {
+  QStep(const Laid<QUpdate<T>>& s, int64_t task, Arena& arena) : s_(s), task_(task) {
     total_ = arena.take<double>(K);
     factor_ = arena.take<T>(round_up(K, W));
     largest_ = arena.take<T>(K);
@@ -181,7 +181,7 @@ class QStep {
     }
   }
 
-  const QUpdate<T>& s_;
+  const Laid<QUpdate<T>>& s_;
   const int64_t task_, K = s_.shape.classes;
   double* total_;         // [K] sum over Q of r_ik
   T *factor_, *largest_;  // [K]
@@ -189,7 +189,7 @@ class QStep {
 };
 
 template <class T>
-void q_update_step(const QUpdate<T>& s, int64_t task, const Team& team, void* work) {
+void q_update_step(const Laid<QUpdate<T>>& s, int64_t task, const Team& team, void* work) {
   Arena arena(work);
   QStep<T>(s, task, arena).run(team);
 }

@@ -86,7 +86,7 @@ template <class T>
 class WStep {
  public:
   static constexpr int W = kWidth<T>;
-  WStep(const WUpdate<T>& s, int64_t task, Arena& arena) : s_(s), task_(task), vectors_(s.shape.dim) {
+  WStep(const Laid<WUpdate<T>>& s, int64_t task, Arena& arena) : s_(s), task_(task), vectors_(s.shape.dim) {
     for (int64_t c = 0; c < step_chunks(s.shape); ++c) {
       chunks_[c].sums = arena.take<T>(K * vectors_.pitch());
       chunks_[c].coef = arena.take<T>(K * kStepRows);
@@ -171,7 +171,7 @@ class WStep {
     }
   }
 
-  const WUpdate<T>& s_;
+  const Laid<WUpdate<T>>& s_;
   const int64_t task_, K = s_.shape.classes;
   const RowVectors<T> vectors_;
   T on_query_ = T(0);
@@ -179,7 +179,7 @@ class WStep {
 };
 
 template <class T>
-void w_update_step(const WUpdate<T>& s, int64_t task, const Team& team, void* work) {
+void w_update_step(const Laid<WUpdate<T>>& s, int64_t task, const Team& team, void* work) {
   Arena arena(work);
   WStep<T>(s, task, arena).run(team);
 }
