@@ -34,8 +34,8 @@ def batch_of(given: Mapping[str, Any]) -> Batch:
 
 def _samples_and_classes(given: Mapping[str, Any]) -> Batch:
     if given["class_vectors"] is None:
-        names = ("features", "labels", "index", "num_classes", "class_prior", "weights")
-        return make_batch(*(given[name] for name in names))
+        samples = given["features"], given["labels"], given["index"], given["num_classes"]
+        return make_batch(*samples, given["class_prior"], given["weights"])
     num_classes = given["num_classes"]
     if num_classes is not None:
         num_classes = check_count("num_classes", num_classes, at_least=1)

@@ -157,16 +157,16 @@ class TimParams:
 
         `self` are the defaults: what is one of them needs no check.
         """
+        mine = vars(self)
         changed = {
-            name: check(name, arguments[name])
-            for name, check in self.CHECKS.items()
-            if arguments[name] is not getattr(self, name)
+            name: self.CHECKS[name](name, value)
+            for name, default in mine.items()
+            if (value := arguments[name]) is not default
         }
         if not changed:
             return self
         params = object.__new__(type(self))
-        for name in self.CHECKS:
-            object.__setattr__(params, name, changed.get(name, getattr(self, name)))
+        vars(params).update(mine, **changed)  # frozen for everybody else
         return params
 
     def arguments(self) -> dict[str, Any]:
