@@ -9,7 +9,7 @@ import shutil
 import sysconfig
 from pathlib import Path
 
-from cuda_toolkit import DEFAULT_ARCHITECTURES, plan_cuda
+from cuda_toolkit import driver_of, plan_cuda
 from setuptools.command.build_ext import build_ext
 from tim_ext_build import OLDEST_TORCH, ROOT, release
 
@@ -32,11 +32,11 @@ class BuildNative(cpp_extension.BuildExtension if torch else build_ext):  # type
         """Drops `_cuda` where it cannot be built, and adds torch's directories to what remains."""
         libraries = {library.name: library for library in self.distribution.ext_modules}
         wish = os.environ.get("TIM_EXT_CUDA", "auto")
-        toolkit, self.reason = plan_cuda(wish, "tim_ext._cuda" in libraries, torch.version.cuda)
-        self.cuda = torch.version.cuda if toolkit else None
-        if toolkit:
-            cpp_extension.CUDA_HOME = str(toolkit)
-            os.environ.setdefault("TORCH_CUDA_ARCH_LIST", DEFAULT_ARCHITECTURES)
+        plan = plan_cuda(wish, "tim_ext._cuda" in libraries, torch.version.cuda)
+        self.reason, self.cuda = plan.reason, torch.version.cuda if plan.toolkit else None
+        if plan.toolkit:
+            cpp_extension.CUDA_HOME = str(plan.toolkit)
+            os.environ["TORCH_CUDA_ARCH_LIST"] = plan.architectures
         else:
             libraries.pop("tim_ext._cuda", None)
         self.distribution.ext_modules = list(libraries.values())
@@ -61,6 +61,7 @@ class BuildNative(cpp_extension.BuildExtension if torch else build_ext):  # type
             "torch_version": str(torch.__version__),
             "cuda": self.cuda,
             "architectures": os.environ.get("TORCH_CUDA_ARCH_LIST") if self.cuda else None,
+            "driver": driver_of(self.cuda) if self.cuda else None,
             "reason": self.reason,
         }
         (built_in / "_build_info.json").write_text(json.dumps(info, indent=2) + "\n")

@@ -48,9 +48,11 @@ def _cuda_library() -> str:
     library = native.find_library("_cuda")
     if library is None:
         return f"not built: {_build_info().get('reason', 'unknown reason')}"
-    architectures = _build_info().get("architectures") or "unknown architectures"
+    built = _build_info()
+    architectures = built.get("architectures") or "unknown architectures"
     state = f"not loaded: {native.cuda_failure}" if native.cuda_failure else "loaded"
-    return f"{library.name}, {state}, for {architectures}"
+    driver = f"; needs {built['driver']}" if built.get("driver") else ""
+    return f"{library.name}, {state}, for {architectures}{driver}"
 
 
 def _build_info() -> dict[str, str]:
