@@ -43,16 +43,16 @@ struct Keywords {
 // How one call is emulated.
 struct Run {
   uint64_t seed;
-  int processors, shared_per_block;
+  int processors, shared_per_block, resident;
 
   // The last of the keyword arguments.
   static Run start(Keywords& keywords) {
     const py::dict emulation = keywords.take<py::dict>("emulation");
     keywords.end();
     const Run run{emulation["seed"].cast<uint64_t>(), emulation["processors"].cast<int>(),
-                  emulation["shared_per_block"].cast<int>()};
+                  emulation["shared_per_block"].cast<int>(), emulation["resident"].cast<int>()};
     emulation::release_all();
-    emulation::configure({run.seed, run.processors, run.shared_per_block});
+    emulation::configure({run.seed, run.processors, run.shared_per_block, run.resident});
     return run;
   }
   tim_ext::cuda::Device device() const { return {processors, shared_per_block}; }

@@ -224,12 +224,12 @@ void permit(const void* start, long long bytes);
 // Launches and the host's calls -----------------------------------------------------------------------------
 
 using cudaStream_t = void*;
-enum cudaError_t { cudaSuccess };
+enum cudaError_t { cudaSuccess, cudaErrorCooperativeLaunchTooLarge };
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount, cudaDevAttrMaxSharedMemoryPerBlockOptin };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 
-inline cudaError_t cudaGetLastError() { return cudaSuccess; }  // what fails here, throws
-inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }  // what else fails here, throws
+inline const char* cudaGetErrorString(cudaError_t) { return "no error, or a team that is too large"; }
 inline cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return cudaSuccess;
@@ -249,19 +249,19 @@ struct Launch {
   const void* arguments;
   size_t arguments_size;
 };
-void run(const Launch& launch);
+cudaError_t run(const Launch& launch);
 
 template <class... Parameters, class... Arguments>
-void launch(bool cooperative, const char* name, void (*kernel)(Parameters...), long long blocks,
-            long long threads, long long shared_bytes, cudaStream_t, Arguments&&... arguments) {
+cudaError_t launch(bool cooperative, const char* name, void (*kernel)(Parameters...), long long blocks,
+                   long long threads, long long shared_bytes, cudaStream_t, Arguments&&... arguments) {
   using Call = std::pair<void (*)(Parameters...), std::tuple<std::decay_t<Parameters>...>>;
   const Call call(kernel, std::tuple<std::decay_t<Parameters>...>(std::forward<Arguments>(arguments)...));
   auto one_thread = [](const void* what) {
     const Call& call = *static_cast<const Call*>(what);
     std::apply(call.first, call.second);
   };
-  run({reinterpret_cast<const void*>(kernel), name, blocks, threads, shared_bytes, cooperative, one_thread,
-       &call, sizeof call});
+  return run({reinterpret_cast<const void*>(kernel), name, blocks, threads, shared_bytes, cooperative,
+              one_thread, &call, sizeof call});
 }
 
 }  // namespace emulation
@@ -269,6 +269,13 @@ void launch(bool cooperative, const char* name, void (*kernel)(Parameters...), l
 template <class Kernel>
 inline cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute, int bytes) {
   emulation::set_shared_limit(reinterpret_cast<const void*>(kernel), bytes);
+  return cudaSuccess;
+}
+
+// A processor holds one block of these kernels.
+template <class Kernel>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel*, int, size_t) {
+  *blocks = 1;
   return cudaSuccess;
 }
 

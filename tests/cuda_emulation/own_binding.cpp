@@ -18,7 +18,7 @@ using Array = py::array_t<float, py::array::c_style | py::array::forcecast>;
 // A kernel on a copy of the input; returns what it left in the output.
 Array run(const std::string& name, const Array& input, py::ssize_t outputs, long long blocks,
           long long threads, long long shared_bytes, uint64_t seed, int processors) {
-  emulation::configure({seed, processors, 101376});
+  emulation::configure({seed, processors, 101376, 0});
   emulation::release_all();
   const auto bytes = static_cast<size_t>(input.nbytes());
   unsigned char* const in = emulation::allocate("the input", bytes, emulation::Use::input);

@@ -407,13 +407,15 @@ void run_blocks(const Launch& launch, std::vector<std::unique_ptr<Block>>& block
 
 }  // namespace
 
-void run(const Launch& launch) {
+cudaError_t run(const Launch& launch) {
 #ifdef __SANITIZE_ADDRESS__
   __asan_set_error_report_callback([](const char*) {
     if (current) std::fprintf(stderr, "in %s [%s]\n", name_of(*current).c_str(), launch_now->name);
   });
 #endif
   check_launch(launch);
+  if (launch.cooperative && current_settings.resident > 0 && launch.blocks > current_settings.resident)
+    return cudaErrorCooperativeLaunchTooLarge;
   std::vector<std::unique_ptr<Block>> blocks;
   launch_now = &launch;
   failure.clear();
@@ -434,6 +436,7 @@ void run(const Launch& launch) {
   } end{blocks};
   run_blocks(launch, blocks);
   check_all_zones(std::string("the launch of ") + launch.name);
+  return cudaSuccess;
 }
 
 int meet_block(Site site, Operation operation, int value) {

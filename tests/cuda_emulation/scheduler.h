@@ -22,6 +22,7 @@ struct Settings {
   uint64_t seed = 0;
   int processors = 4;
   int shared_per_block = 101376;  // bytes a block may have at most
+  int resident = 0;  // blocks of a team that fit, if part of the device is set aside; 0: a processor each
 };
 void configure(const Settings& settings);
 const Settings& settings();

@@ -86,6 +86,7 @@ class Emulated(Backend):
     seed: int = 0
     processors: int = 4
     shared_per_block: int = 101376  # of an RTX 3090 or 4090
+    resident: int = 0  # blocks of a team that fit, if part of the device is set aside; 0: a processor each
 
     name = "cuda-emulated"
 
@@ -106,7 +107,8 @@ class Emulated(Backend):
 
     @property
     def _how(self) -> dict[str, int]:
-        return {"seed": self.seed, "processors": self.processors, "shared_per_block": self.shared_per_block}
+        names = ("seed", "processors", "shared_per_block", "resident")
+        return {name: getattr(self, name) for name in names}
 
     def _adm_solve(self, *arguments: Any, **options: Any) -> tuple[Tensor, ...]:
         return self._solve(self.module.adm_solve, *arguments, **options)

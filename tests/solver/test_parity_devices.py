@@ -52,6 +52,19 @@ def test_a_large_task_is_shared_by_blocks(solver, dtype, shape):
     assert same_bits(one, three)
 
 
+@pytest.mark.parametrize("solver", ["primal", "gd"])
+def test_a_team_that_does_not_fit_is_one_block(solver):
+    """Part of the device may be set aside for others: then the launch of a team is refused."""
+    task, options = make_task(0, *LARGE["many samples"], noise=1.0), {"iterations": 1}
+    whole, part = (
+        solve(
+            Emulated(processors=3, resident=resident), solver, task.features.float(), task.labels, **options
+        )
+        for resident in (0, 2)
+    )
+    assert same_bits(whole, part)
+
+
 @dtypes
 @pytest.mark.parametrize("solver", ["dual", "primal"])
 def test_a_smoothed_task_is_shared_by_blocks(solver, dtype):

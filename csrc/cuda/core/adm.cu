@@ -122,10 +122,10 @@ void solve(const Batch& batch, const AdmParams& params, const Outputs& out, void
     if (group.kind == kSharedGram || group.kind == kGlobalGram) {
       const int64_t in_shared = group.kind == kSharedGram ? group.samples : 0;
       launch_group(adm_dual_kernel<T>, problem, weights, group, w, counters, p.slots[g],
-                   take_dual_shared<T>(nullptr, in_shared).bytes, stream, in_shared);
+                   take_dual_shared<T>(nullptr, in_shared).bytes, device, stream, in_shared);
     } else if (group.kind == kPrimal) {
       launch_group(adm_primal_kernel<T>, problem, weights, group, w, counters, p.slots[g],
-                   take_primal_shared<T>(nullptr).bytes, stream);
+                   take_primal_shared<T>(nullptr).bytes, device, stream);
     }
     counters += 1 + group.teams.size();
   }

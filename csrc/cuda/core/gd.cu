@@ -41,7 +41,7 @@ void run(Kernel* kernel, const Batch& batch, const GdParams& params, const Outpu
   const Problem<T> problem = prepare<T>(batch, out, p.schedule, w, params.normalize, params.marginal_weight,
                                         history_length, start, stream);
   launch_group(kernel, problem, weights_of<T>(params), p.schedule.groups[0], w, w.counters, p.slots[0],
-               take_primal_shared<T>(nullptr).bytes, stream);
+               take_primal_shared<T>(nullptr).bytes, device, stream);
 }
 
 }  // namespace

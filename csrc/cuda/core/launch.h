@@ -308,13 +308,23 @@ Problem<T> prepare(const Batch& batch, const Outputs& out, const Schedule& sched
   return problem;
 }
 
-// Launches a kernel of slots for one group: a cooperative launch for each task with a team, then one for the rest.
+// Blocks of a kernel that the device holds at once.
+template <class Kernel>
+int resident_blocks(Kernel* kernel, int64_t shared, const Device& device) {
+  int each = 0;
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, kThreads, size_t(shared)),
+        "reading the occupancy");
+  return each * device.processors;
+}
+
+// Launches a kernel of slots for one group: a cooperative launch for each task with a team, then one for the rest. Where part
+// of the device is set aside (MPS, green contexts) a team may not fit: then its task gets one block, and the same result.
 template <class T, class Kernel, class Weights, class... More>
 void launch_group(Kernel* kernel, const Problem<T>& problem, const Weights& weights, const Group& group,
                   const Workspace<T>& w, unsigned* counters, const GroupSlots& memory, int64_t shared,
-                  cudaStream_t stream, More... more) {
+                  const Device& device, cudaStream_t stream, More... more) {
   allow_shared(kernel, shared);
-  const int teams = int(group.teams.size());
+  const int teams = int(group.teams.size()), most = teams > 0 ? resident_blocks(kernel, shared, device) : 0;
   for (int i = 0; i < teams; ++i) {
     Slots slots{};
     slots.memory = w.slots;
@@ -322,8 +332,15 @@ void launch_group(Kernel* kernel, const Problem<T>& problem, const Weights& weig
     slots.first = group.first + i;
     slots.count = 1;
     slots.arrived = counters + 1 + i;
-    TIM_LAUNCH_COOPERATIVE((*kernel), group.teams[size_t(i)], kThreads, size_t(shared), stream, problem,
-                           weights, slots, more...);
+    const cudaError_t error =
+        TIM_LAUNCH_COOPERATIVE((*kernel), std::min(group.teams[size_t(i)], most), kThreads, size_t(shared),
+                               stream, problem, weights, slots, more...);
+    if (error == cudaErrorCooperativeLaunchTooLarge) {
+      cudaGetLastError();
+      TIM_LAUNCH((*kernel), 1, kThreads, size_t(shared), stream, problem, weights, slots, more...);
+    } else {
+      check(error, "launching a team");
+    }
   }
   if (group.count == teams) return;
   Slots slots{};

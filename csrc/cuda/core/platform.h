@@ -13,7 +13,8 @@
 #define TIM_LAUNCH(kernel, blocks, threads, shared, stream, ...) \
   kernel<<<static_cast<unsigned>(blocks), threads, shared, stream>>>(__VA_ARGS__)
 
-// The same for a kernel whose blocks wait for each other: all of them must be resident at once.
+// The same for a kernel whose blocks wait for each other: all of them must be resident at once, or the launch is an error
+// and nothing runs.
 #define TIM_LAUNCH_COOPERATIVE(kernel, blocks, threads, shared, stream, ...)                        \
   tim_ext::cuda::launch_cooperative(kernel, static_cast<unsigned>(blocks), threads, shared, stream, \
                                     __VA_ARGS__)
@@ -30,8 +31,8 @@ __host__ __device__ __forceinline__ void permit(const void*, long long) {}
 namespace tim_ext {
 namespace cuda {
 template <class... Parameters, class... Arguments>
-void launch_cooperative(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, size_t shared,
-                        cudaStream_t stream, Arguments... arguments) {
+cudaError_t launch_cooperative(void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
+                               size_t shared, cudaStream_t stream, Arguments... arguments) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeCooperative;
   attribute.val.cooperative = 1;
@@ -42,7 +43,7 @@ void launch_cooperative(void (*kernel)(Parameters...), unsigned blocks, unsigned
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = 1;
-  cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
+  return cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
 }
 }  // namespace cuda
 }  // namespace tim_ext
