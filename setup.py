@@ -44,9 +44,12 @@ def native_library(name: str, sources: list[str], libraries: list[str], *macros:
     )
 
 
-libraries = [native_library("_C", files("csrc/ops.cpp", "csrc/cpu/**/*.cpp"), ["torch_cpu"])]
+libraries = [
+    native_library("_C", files("csrc/ops.cpp", "csrc/common/*.cpp", "csrc/cpu/**/*.cpp"), ["torch_cpu"])
+]
 cuda_sources = files("csrc/cuda/**/*.cpp", "csrc/cuda/**/*.cu")
 if cuda_sources:
+    cuda_sources += files("csrc/common/*.cpp")
     libraries.append(native_library("_cuda", cuda_sources, ["torch_cpu", "torch_cuda", "cudart"], "USE_CUDA"))
 
 setup(

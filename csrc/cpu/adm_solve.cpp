@@ -1,7 +1,6 @@
 // adm_solve on the CPU; the work is in core/adm.cpp.
 #include "common/solve_operators.h"
 #include "cpu/core/core.h"
-#include "cpu/interrupt.h"
 #include "cpu/team.h"
 
 namespace tim_ext {
@@ -9,7 +8,7 @@ namespace {
 
 void solve(const Batch& batch, const AdmParams& params, const Outputs& outputs, const Tensor&) {
   Interrupt interrupt("adm_solve");
-  adm_solve(batch, params, outputs, interrupt.asking(torch_team()));
+  adm_solve(batch, params, outputs, asking(interrupt, torch_team()));
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 // gd_gradient on the CPU: the loss of TIM and its gradient at given weights; the work is in core/gd.cpp.
 #include "common/step_operators.h"
 #include "cpu/core/core.h"
-#include "cpu/interrupt.h"
 #include "cpu/team.h"
 
 namespace tim_ext {
@@ -14,7 +13,7 @@ struct Cpu {
     std::vector<int64_t> status(size_t(batch.tasks) * 3);
     out.status = status.data();
     Interrupt interrupt("gd_gradient");
-    gd_gradient(batch, params, out, interrupt.asking(torch_team()));
+    gd_gradient(batch, params, out, asking(interrupt, torch_team()));
     for (int64_t t = 0; t < batch.tasks; ++t)
       STD_TORCH_CHECK(status[size_t(t) * 3] == 0, "gd_gradient: task ", t,
                       " is refused: every class needs a support sample, labels must be below ",

@@ -1,7 +1,6 @@
 // gd_solve on the CPU; the work is in core/gd.cpp.
 #include "common/solve_operators.h"
 #include "cpu/core/core.h"
-#include "cpu/interrupt.h"
 #include "cpu/team.h"
 
 namespace tim_ext {
@@ -9,7 +8,7 @@ namespace {
 
 void solve(const Batch& batch, const GdParams& params, const Outputs& outputs, const Tensor&) {
   Interrupt interrupt("gd_solve");
-  gd_solve(batch, params, outputs, interrupt.asking(torch_team()));
+  gd_solve(batch, params, outputs, asking(interrupt, torch_team()));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <exception>
 #include <mutex>
 
+#include "common/interrupt.h"
 #include "common/torch_abi.h"
 #include "cpu/core/core.h"
 
@@ -26,6 +27,13 @@ inline void run_on_torch_threads(int64_t n, void (*body)(void*, int64_t), void* 
 
 inline Team torch_team() {
   return {static_cast<int>(torch::stable::get_num_threads()), run_on_torch_threads};
+}
+
+// That asks for signals, and ends where one interrupts.
+inline Team asking(Interrupt& interrupt, Team team) {
+  team.pause = Interrupt::ask;
+  team.asked = &interrupt;
+  return team;
 }
 
 }  // namespace tim_ext

@@ -8,8 +8,9 @@ namespace {
 void solve(const Batch& batch, const AdmParams& params, const Outputs& outputs, const Tensor& features) {
   STD_TORCH_CHECK(!params.roots, "adm_solve: roots must be False on CUDA: take them beforehand");
   const OnDeviceOf here(features);
-  const Tensor workspace = new_workspace(features, cuda::adm_workspace(batch, params, here.device));
-  cuda::adm_solve(batch, params, outputs, workspace.mutable_data_ptr(), here.device, here.stream());
+  const Paced paced("adm_solve", here, batch.dtype);
+  const Tensor workspace = new_workspace(features, cuda::adm_workspace(batch, params, paced.device()));
+  cuda::adm_solve(batch, params, outputs, workspace.mutable_data_ptr(), paced.device(), here.stream());
 }
 
 }  // namespace

@@ -7,8 +7,9 @@ namespace {
 
 void solve(const Batch& batch, const GdParams& params, const Outputs& outputs, const Tensor& features) {
   const OnDeviceOf here(features);
-  const Tensor workspace = new_workspace(features, cuda::gd_workspace(batch, params, here.device));
-  cuda::gd_solve(batch, params, outputs, workspace.mutable_data_ptr(), here.device, here.stream());
+  const Paced paced("gd_solve", here, batch.dtype);
+  const Tensor workspace = new_workspace(features, cuda::gd_workspace(batch, params, paced.device()));
+  cuda::gd_solve(batch, params, outputs, workspace.mutable_data_ptr(), paced.device(), here.stream());
 }
 
 }  // namespace

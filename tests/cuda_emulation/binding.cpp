@@ -40,22 +40,31 @@ struct Keywords {
   }
 };
 
+int64_t pauses = 0;  // between the slices of all calls
+
 // How one call is emulated.
 struct Run {
   uint64_t seed;
   int processors, shared_per_block, resident;
+  double slice;
 
   // The last of the keyword arguments.
   static Run start(Keywords& keywords) {
     const py::dict emulation = keywords.take<py::dict>("emulation");
     keywords.end();
     const Run run{emulation["seed"].cast<uint64_t>(), emulation["processors"].cast<int>(),
-                  emulation["shared_per_block"].cast<int>(), emulation["resident"].cast<int>()};
+                  emulation["shared_per_block"].cast<int>(), emulation["resident"].cast<int>(),
+                  emulation["slice"].cast<double>()};
     emulation::release_all();
     emulation::configure({run.seed, run.processors, run.shared_per_block, run.resident});
     return run;
   }
-  tim_ext::cuda::Device device() const { return {processors, shared_per_block}; }
+  tim_ext::cuda::Device device() const {
+    tim_ext::cuda::Device device{processors, shared_per_block, {}};
+    device.pace.slice = slice;
+    device.pace.between = [](void*, cudaStream_t) { ++pauses; };
+    return device;
+  }
 };
 
 template <class T = void>
@@ -351,6 +360,7 @@ PYBIND11_MODULE(TIM_EXT_MODULE, m) {
   m.def("gd_gradient", &gd_gradient, "features"_a, "dtype"_a, "weights"_a, "labels"_a);
   define_steps<float>(m);
   define_steps<double>(m);
+  m.def("take_pauses", [] { return std::exchange(pauses, 0); });
   m.def("remove_barrier", &emulation::remove_barrier);
   m.def("take_barrier_counts", &emulation::take_barrier_counts);
 }

@@ -87,6 +87,7 @@ class Emulated(Backend):
     processors: int = 4
     shared_per_block: int = 101376  # of an RTX 3090 or 4090
     resident: int = 0  # blocks of a team that fit, if part of the device is set aside; 0: a processor each
+    slice: float = 0  # multiply-adds of a slice of a long batch; 0: one launch
 
     name = "cuda-emulated"
 
@@ -106,8 +107,8 @@ class Emulated(Backend):
     # The operators, with the schemas of csrc/ops.cpp.
 
     @property
-    def _how(self) -> dict[str, int]:
-        names = ("seed", "processors", "shared_per_block", "resident")
+    def _how(self) -> dict[str, float]:
+        names = ("seed", "processors", "shared_per_block", "resident", "slice")
         return {name: getattr(self, name) for name in names}
 
     def _adm_solve(self, *arguments: Any, **options: Any) -> tuple[Tensor, ...]:

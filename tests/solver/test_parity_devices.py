@@ -65,6 +65,23 @@ def test_a_team_that_does_not_fit_is_one_block(solver):
     assert same_bits(whole, part)
 
 
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("device", [{}, {"processors": 3, "shared_per_block": 49152}])
+def test_a_long_batch_comes_in_slices(solver, device):
+    """Of at least one task; they change no bit. Tasks of every kernel: G in registers or not, a team."""
+    tasks = [make_task(seed, (3, 1, 2), 30 + 60 * seed, 21, noise=1.0) for seed in range(4)]
+    if device:
+        tasks.append(make_task(4, (2,) * 9, 2000, 21, noise=1.0))
+    options = {"iterations": 1}
+    features, labels = lists(tasks, torch.float32)
+    whole = solve(Emulated(**device), solver, features, labels, **options)
+    for slice_, least in ((1.0, len(tasks) - 1), (6e4, 1)):
+        backend = Emulated(**device, slice=slice_)
+        backend.module.take_pauses()
+        assert same_bits(whole, solve(backend, solver, features, labels, **options))
+        assert least <= backend.module.take_pauses() <= len(tasks) - 1
+
+
 @dtypes
 @pytest.mark.parametrize("solver", ["dual", "primal"])
 def test_a_smoothed_task_is_shared_by_blocks(solver, dtype):

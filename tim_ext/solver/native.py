@@ -65,7 +65,7 @@ def require(device: torch.device) -> None:
 def call(operator: str, *arguments: Any, **options: Any) -> Any:
     """An operator that a signal may interrupt: then raises what the handler of the signal raised.
 
-    torch knows only RuntimeError (csrc/cpu/interrupt.cpp). Python itself raises the other one, here or in
+    torch knows only RuntimeError (csrc/common/interrupt.cpp). Python itself raises the other one, here or in
     what comes next, as soon as it calls anything: outside of `except`, so as not to name both.
     """
     try:

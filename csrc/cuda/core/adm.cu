@@ -93,14 +93,16 @@ AdmWeights<T> weights_of(const AdmParams& params) {
 
 template <int Tile>
 void launch_registers(const Problem<float>& problem, const AdmWeights<float>& weights, const Group& group,
-                      const Schedule& schedule, cudaStream_t stream) {
+                      const Schedule& schedule, Slices& slices, cudaStream_t stream) {
   int classes = 1;
   for (int i = group.first; i < group.first + group.count; ++i)
     classes = std::max(classes, schedule.table[size_t(i)].classes);
   const int64_t shared = take_register_memory<Tile>(nullptr, classes).bytes;
   allow_shared(adm_registers_kernel<Tile>, shared);
-  TIM_LAUNCH((adm_registers_kernel<Tile>), group.count, kThreads, size_t(shared), stream, problem, weights,
-             group.first);
+  slices.each(schedule.costs, group.first, group.count, [&](int first, int count) {
+    TIM_LAUNCH((adm_registers_kernel<Tile>), count, kThreads, size_t(shared), stream, problem, weights,
+               first);
+  });
 }
 
 template <class T>
@@ -112,20 +114,21 @@ void solve(const Batch& batch, const AdmParams& params, const Outputs& out, void
                                         params.iterations + 1, nullptr, stream);
   const AdmWeights<T> weights = weights_of<T>(params);
   unsigned* counters = w.counters;
+  Slices slices(device.pace, stream);
   for (size_t g = 0; g < p.schedule.groups.size(); ++g) {
     const Group& group = p.schedule.groups[g];
     if constexpr (sizeof(T) == 4)
       if (group.kind <= kRegisters)
         with_tile(group.kind * 16, [&](auto size) {
-          launch_registers<decltype(size)::value>(problem, weights, group, p.schedule, stream);
+          launch_registers<decltype(size)::value>(problem, weights, group, p.schedule, slices, stream);
         });
     if (group.kind == kSharedGram || group.kind == kGlobalGram) {
       const int64_t in_shared = group.kind == kSharedGram ? group.samples : 0;
-      launch_group(adm_dual_kernel<T>, problem, weights, group, w, counters, p.slots[g],
-                   take_dual_shared<T>(nullptr, in_shared).bytes, device, stream, in_shared);
+      launch_group(adm_dual_kernel<T>, problem, weights, p.schedule, group, w, counters, p.slots[g],
+                   take_dual_shared<T>(nullptr, in_shared).bytes, device, slices, stream, in_shared);
     } else if (group.kind == kPrimal) {
-      launch_group(adm_primal_kernel<T>, problem, weights, group, w, counters, p.slots[g],
-                   take_primal_shared<T>(nullptr).bytes, device, stream);
+      launch_group(adm_primal_kernel<T>, problem, weights, p.schedule, group, w, counters, p.slots[g],
+                   take_primal_shared<T>(nullptr).bytes, device, slices, stream);
     }
     counters += 1 + group.teams.size();
   }

@@ -17,10 +17,19 @@
 namespace tim_ext {
 namespace cuda {
 
+// How long batches are given to the device: in slices, so that no launch is longer than a display or a user waits. Between two of
+// them, between(asked, stream) is called, which may wait for the stream; what it throws ends the call.
+struct Pace {
+  double slice = 0;  // multiply-adds of a slice, at least one task; 0: all at once
+  void (*between)(void* asked, cudaStream_t stream) = nullptr;
+  void* asked = nullptr;
+};
+
 // What the launch code must know of a device.
 struct Device {
   int processors;        // streaming multiprocessors
   int shared_per_block;  // bytes a block may have at most (opt-in)
+  Pace pace;
 };
 Device current_device();
 

@@ -40,8 +40,9 @@ void run(Kernel* kernel, const Batch& batch, const GdParams& params, const Outpu
   const Workspace<T> w = take_workspace<T>(workspace, batch, p.schedule, p.slots_total);
   const Problem<T> problem = prepare<T>(batch, out, p.schedule, w, params.normalize, params.marginal_weight,
                                         history_length, start, stream);
-  launch_group(kernel, problem, weights_of<T>(params), p.schedule.groups[0], w, w.counters, p.slots[0],
-               take_primal_shared<T>(nullptr).bytes, device, stream);
+  Slices slices(device.pace, stream);
+  launch_group(kernel, problem, weights_of<T>(params), p.schedule, p.schedule.groups[0], w, w.counters,
+               p.slots[0], take_primal_shared<T>(nullptr).bytes, device, slices, stream);
 }
 
 }  // namespace

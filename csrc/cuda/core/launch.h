@@ -51,7 +51,39 @@ constexpr int64_t kMostSamples = int64_t(1) << 30;
 
 struct Schedule {
   std::vector<TaskEntry> table;
+  std::vector<double> costs;  // of the tasks in the table
   std::vector<Group> groups;
+};
+
+// Slices of a batch. before(cost) of the next launch asks for signals if too much was launched since the last time.
+class Slices {
+ public:
+  Slices(const Pace& pace, cudaStream_t stream) : pace_(pace), stream_(stream) {}
+  void before(double cost) {
+    if (pace_.slice > 0 && launched_ > 0 && launched_ + cost > pace_.slice) {
+      if (pace_.between) pace_.between(pace_.asked, stream_);
+      launched_ = 0;
+    }
+    launched_ += cost;
+  }
+  // f(first, count) for tasks first .. first + count - 1 of the table, slice by slice.
+  template <class F>
+  void each(const std::vector<double>& costs, int first, int count, F f) {
+    for (const int end = first + count; first < end;) {
+      double cost = costs[size_t(first)];
+      int last = first + 1;
+      while (last < end && !(pace_.slice > 0 && cost + costs[size_t(last)] > pace_.slice))
+        cost += costs[size_t(last++)];
+      before(cost);
+      f(first, last - first);
+      first = last;
+    }
+  }
+
+ private:
+  const Pace& pace_;
+  cudaStream_t stream_;
+  double launched_ = 0;  // multiply-adds
 };
 
 // Teams for the tasks of one kind, the heaviest first. A task is worth a team if it would otherwise keep one processor
@@ -128,6 +160,7 @@ Schedule make_schedule(const Batch& batch, int64_t rounds, const Device& device,
     if (plan.team > 1) group.teams.push_back(plan.team);
     group.samples = std::max<int64_t>(group.samples, entry.samples);
     schedule.table.push_back(entry);
+    schedule.costs.push_back(plan.cost);
   }
   return schedule;
 }
@@ -320,9 +353,9 @@ int resident_blocks(Kernel* kernel, int64_t shared, const Device& device) {
 // Launches a kernel of slots for one group: a cooperative launch for each task with a team, then one for the rest. Where part
 // of the device is set aside (MPS, green contexts) a team may not fit: then its task gets one block, and the same result.
 template <class T, class Kernel, class Weights, class... More>
-void launch_group(Kernel* kernel, const Problem<T>& problem, const Weights& weights, const Group& group,
-                  const Workspace<T>& w, unsigned* counters, const GroupSlots& memory, int64_t shared,
-                  const Device& device, cudaStream_t stream, More... more) {
+void launch_group(Kernel* kernel, const Problem<T>& problem, const Weights& weights, const Schedule& schedule,
+                  const Group& group, const Workspace<T>& w, unsigned* counters, const GroupSlots& memory,
+                  int64_t shared, const Device& device, Slices& slices, cudaStream_t stream, More... more) {
   allow_shared(kernel, shared);
   const int teams = int(group.teams.size()), most = teams > 0 ? resident_blocks(kernel, shared, device) : 0;
   for (int i = 0; i < teams; ++i) {
@@ -332,6 +365,7 @@ void launch_group(Kernel* kernel, const Problem<T>& problem, const Weights& weig
     slots.first = group.first + i;
     slots.count = 1;
     slots.arrived = counters + 1 + i;
+    slices.before(schedule.costs[size_t(slots.first)]);
     const cudaError_t error =
         TIM_LAUNCH_COOPERATIVE((*kernel), std::min(group.teams[size_t(i)], most), kThreads, size_t(shared),
                                stream, problem, weights, slots, more...);
@@ -342,14 +376,20 @@ void launch_group(Kernel* kernel, const Problem<T>& problem, const Weights& weig
       check(error, "launching a team");
     }
   }
-  if (group.count == teams) return;
-  Slots slots{};
-  slots.memory = w.slots;
-  slots.bytes = memory.bytes;
-  slots.first = group.first + teams;
-  slots.count = group.count - teams;
-  slots.next = counters;
-  TIM_LAUNCH((*kernel), memory.count, kThreads, size_t(shared), stream, problem, weights, slots, more...);
+  slices.each(schedule.costs, group.first + teams, group.count - teams, [&](int first, int count) {
+    if (first > group.first + teams) {
+      const unsigned none = 0;
+      upload(&none, sizeof none, counters, stream);
+    }
+    Slots slots{};
+    slots.memory = w.slots;
+    slots.bytes = memory.bytes;
+    slots.first = first;
+    slots.count = count;
+    slots.next = counters;
+    TIM_LAUNCH((*kernel), std::min(memory.count, count), kThreads, size_t(shared), stream, problem, weights,
+               slots, more...);
+  });
 }
 
 }  // namespace cuda

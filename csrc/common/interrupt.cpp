@@ -1,4 +1,4 @@
-#include "cpu/interrupt.h"
+#include "common/interrupt.h"
 
 #include <Python.h>
 

@@ -5,8 +5,6 @@
 #include <chrono>
 #include <thread>
 
-#include "cpu/core/core.h"
-
 namespace tim_ext {
 
 // Runs the handlers of the signals that Python has received, if this is the main thread of the process: they run there or
@@ -19,16 +17,7 @@ class Interrupt {
   explicit Interrupt(const char* op) : op_(op) {}
   Interrupt(const Interrupt&) = delete;
 
-  Team asking(Team team) {
-    team.pause = [](void* self) { static_cast<Interrupt*>(self)->pause(); };
-    team.asked = this;
-    return team;
-  }
-
- private:
-  using Clock = std::chrono::steady_clock;
-
-  // The calling thread asks Python every 50 ms, the others follow it.
+  // To be called every so often: the calling thread asks Python every 50 ms, the others follow it. Throws where it was interrupted.
   void pause() {
     if (std::this_thread::get_id() == caller_ && Clock::now() >= next_) {
       if (!run_signal_handlers()) stopped_ = true;
@@ -36,6 +25,11 @@ class Interrupt {
     }
     if (stopped_) stop();
   }
+  static void ask(void* self) { static_cast<Interrupt*>(self)->pause(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
   [[noreturn]] void stop() const;
 
   const char* op_;
