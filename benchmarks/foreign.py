@@ -24,7 +24,6 @@ from torch.nn.functional import one_hot
 import tim_ext
 from tim_ext.files.features import Features, load_features
 from tim_ext.reference import prototypes, unit_length
-from tim_ext.solver.outliers import inlier_weight
 
 QUERIES = 15  # of each class that is not foreign
 SHARES = (0.0, 0.2, 0.4)  # of the queries that are foreign
@@ -190,7 +189,7 @@ def run(setting: Setting, total: int) -> Found:
     seconds = time.perf_counter() - start
     aurocs = list(scores_of(drawn, outlier)) if setting.share else []
     accuracies = {}
-    for how, weight in (("off", None), ("on", inlier_weight(outlier))):
+    for how, weight in (("on", "auto"), ("off", None)):
         for name, solve in (("adm", tim_ext.adm), ("robust", tim_ext.robust)):
             start = time.perf_counter()
             found = solve(*drawn[:2], sample_weight=weight, outputs=["predictions"])

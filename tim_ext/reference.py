@@ -184,9 +184,10 @@ def judge(batch: Batch) -> tuple[Tensor, Tensor]:
     return found["probs"], found["marginal_weights"]
 
 
-def _weights(batch: Batch) -> Tensor:
-    """[sum K_t, d] of the samples as they are, by the steps of `robust`, for the outlier scores."""
-    return _solve_all(solve_adm, batch, PARAMS, normalize=False)["weights"]
+def _weights(batch: Batch) -> tuple[Tensor, Tensor]:
+    """[sum K_t, d] of the samples as they are, and m, by the steps of `robust`, for the outlier scores."""
+    found = _solve_all(solve_adm, batch, PARAMS, normalize=False)
+    return found["weights"], found["marginal_weights"]
 
 
 # One task without padding -------------------------------------------------------------------------

@@ -137,7 +137,8 @@ def test_every_solver_gives_the_same_and_nothing_else_changes():
 def test_automatic_weights(solve):
     tasks = [planted(seed) for seed in range(2)]
     features, labels = torch.stack([z for z, _, _ in tasks]), torch.stack([y for _, y, _ in tasks])
-    more = {"iterations": 20}
+    # proportions that are given are not judged by those of the pool
+    more = {"iterations": 20, "class_prior": torch.full((int(labels.max()) + 1,), 1 / (int(labels.max()) + 1))}
     weight = 1 - outlier(features, labels) ** 4
     expected = solve(features, labels, sample_weight=weight, **more)
     found = solve(features, labels, sample_weight="auto", **more)
@@ -146,9 +147,38 @@ def test_automatic_weights(solve):
     listed = solve(list(features), list(labels), sample_weight="auto", outputs=["probs", "outlier"], **more)
     assert torch.equal(listed.probs[1], expected.probs[1])
     assert torch.equal(1 - listed.outlier[1] ** 4, weight[1])
-    slow = getattr(reference, solve.__name__)(features, labels, sample_weight="auto", **more)
-    torch.testing.assert_close(slow.probs, found.probs, rtol=0, atol=1e-7)
     assert not torch.equal(found.probs, solve(features, labels, **more).probs)
+    slow, fast = (
+        getattr(package, solve.__name__)(features, labels, sample_weight="auto", iterations=20).probs
+        for package in (reference, tim_ext)
+    )
+    torch.testing.assert_close(slow, fast, rtol=0, atol=1e-7)
+
+
+def test_automatic_weights_count_by_what_the_pool_says_of_its_proportions():
+    labels = torch.zeros(4, dtype=torch.int64)
+    o, m_1 = torch.tensor([0.0, 0.5, 1.0, 1.0]), torch.tensor([0.2, 0.2, 0.2, 1.0])
+
+    def weight(m, prior=None):
+        return outliers.inlier_weight(outliers.Scores(o, m_1), {"marginal_weight": m, "class_prior": prior})
+
+    torch.testing.assert_close(weight(1.0), torch.tensor([1.0, 1 - 0.2 / 16, 0.8, 0.0]))
+    torch.testing.assert_close(weight(0.4), torch.tensor([1.0, 1 - 0.5 / 16, 0.5, 0.0]))
+    for args in ((0.2,), (0.0,), ("auto",), (1.0, labels)):
+        torch.testing.assert_close(weight(*args), 1 - o**4)
+
+
+def test_foreign_samples_stay_where_equal_classes_are_forced_upon_others():
+    """adm with few queries of three classes, which foreign samples fill first."""
+    z, y, foreign = planted(3)
+    of = tim_ext.robust(z, y).predictions
+    rare = (y == -1) & ~foreign & (of < 3) & (torch.arange(len(y)) % 6 > 0)
+    z, y = z[~rare], y[~rare]
+    o = outlier(z, y)
+    heavy = tim_ext.adm(z, y, sample_weight=1 - o**4).probs
+    none = tim_ext.adm(z, y).probs
+    found = tim_ext.adm(z, y, sample_weight="auto").probs
+    assert float((found - none).abs().mean()) < 0.5 * float((heavy - none).abs().mean())
 
 
 def test_alone_in_a_batch_in_a_list_and_by_index(monkeypatch):

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from ..errors import UserError, listed
 from ..solver.inputs import QUERY
-from ..solver.outliers import inlier_weight
 from ..solver.presets import PRESETS, with_defaults
 from ..solver.solve import robust
 from .extraction import Encoded, Extractor
@@ -71,8 +70,8 @@ def label_images(
         raise UserError(f"--query: none of the {len(queries):,} images can be read; {found_skipped[0]}")
     task = known.features, labels, found.features
     outlier = find_outliers(*task, vectors)
-    if none_of_these:
-        hyper = {**hyper, "sample_weight": torch.cat([torch.zeros(len(labels)), inlier_weight(outlier)])}
+    if none_of_these and len(classes) > 1:
+        hyper = {**hyper, "sample_weight": "auto"}
     few = not known.paths and len(found.paths) < FEW * len(classes) and "iterations" not in hyper
     nearest, sure = solve("adm", *task, {"iterations": 0}, vectors, judged=few)
     probs = nearest

@@ -14,7 +14,16 @@ mu is how far a sample is from a class that is not its own, and so a foreign one
     W_1  of `robust`, with sample weights 1 - o(W_0)^2
 
 the score is o((W_0 + W_1) / 2): the prototypes know nothing of the pool, and a solve has followed some of the
-foreign queries. It is computed on the CPU, task by task: a task's scores do not depend on the others, and
+foreign queries. `sample_weight="auto"` is
+
+    1 - t o^4,   t = min(1, m_1 / m)
+
+with m the solver's own marginal weight, and m_1 what the pool decided on in the solve of W_1; t = 1 where the
+solver's is "auto" as well, or the proportions are given. A doubt costs nothing, and what is foreign for sure
+does not count: but a solver that takes classes to be of equal size, where they are not, fills those that have
+few with foreign samples first, and without these with samples of the others.
+
+The score is computed on the CPU, task by task: a task's scores do not depend on the others, and
 only their rounding does on the number of threads.
 """
 
@@ -43,7 +52,8 @@ BLOCK = 1 << 22  # numbers of the samples and graphs of tasks that are solved in
 COMPARED = 1 << 24  # cosines at a time
 DENSE = 400  # samples of a task whose graph is a matrix
 
-Solve = Callable[[Batch], Tensor]  # W [sum K_t, d] of samples that are taken as they are, with PARAMS
+# W [sum K_t, d] and m [T] of samples that are taken as they are, with PARAMS
+Solve = Callable[[Batch], tuple[Tensor, Tensor]]
 
 
 class Task(NamedTuple):
@@ -72,9 +82,18 @@ def needs_outliers(outputs: Sequence[str], given: Mapping[str, Any]) -> bool:
     return "outlier" in outputs or is_auto(given["sample_weight"])
 
 
-def inlier_weight(outlier: Tensor) -> Tensor:
-    """sample_weight="auto", 1 - o^4: a doubt costs nothing, and what is foreign for sure does not count."""
-    return 1 - outlier**4
+class Scores(NamedTuple):
+    outlier: Tensor  # [R], of the type computed in; 0 for support and padding
+    marginal: Tensor  # [R]  m_1 of the task
+
+
+def inlier_weight(scores: Scores, given: Mapping[str, Any]) -> Tensor:
+    """[R], sample_weight="auto" of a solver with these arguments."""
+    m = given["marginal_weight"]
+    if is_auto(m) or given["class_prior"] is not None:
+        return 1 - scores.outlier**4
+    t = (scores.marginal / max(float(m), 1e-9)).clamp(max=1)
+    return 1 - t * scores.outlier**4
 
 
 def solve_with_outliers(
@@ -88,18 +107,18 @@ def solve_with_outliers(
     scores = outlier_scores(batch, bool(given["normalize"]), weights)
     chosen = {**given, "outputs": [name for name in outputs if name != "outlier"]}
     if is_auto(given["sample_weight"]):
-        chosen["sample_weight"] = per_sample(batch, inlier_weight(scores))
+        chosen["sample_weight"] = per_sample(batch, inlier_weight(scores, given))
     result = solve(chosen)
-    return replace(result, outlier=per_sample(batch, scores)) if "outlier" in outputs else result
+    return replace(result, outlier=per_sample(batch, scores.outlier)) if "outlier" in outputs else result
 
 
-def outlier_scores(batch: Batch, normalize: bool, solve: Solve) -> Tensor:
-    """[R], of the type computed in; 0 for support and padding. What a solver would refuse is refused."""
+def outlier_scores(batch: Batch, normalize: bool, solve: Solve) -> Scores:
+    """What a solver would refuse is refused."""
     device = batch.features.device
     real = real_type(batch.features)
     check(batch)
     batch = with_roots(_on_cpu(batch))
-    scores = torch.zeros(len(batch.labels), dtype=real)
+    scores = Scores(*torch.zeros(2, len(batch.labels), dtype=real))
     places = torch.split(torch.arange(len(batch.labels)), list(batch.sizes))
     block: list[tuple[Tensor, Task]] = []
     for place, (rows, labels, count) in zip(places, batch.tasks(), strict=True):
@@ -112,7 +131,7 @@ def outlier_scores(batch: Batch, normalize: bool, solve: Solve) -> Tensor:
             _score(block, scores, solve)
             block = []
     _score(block, scores, solve)
-    return scores.to(device)
+    return Scores(*(one.to(device) for one in scores))
 
 
 def check(batch: Batch) -> None:
@@ -130,7 +149,7 @@ def _on_cpu(batch: Batch) -> Batch:
     return batch._replace(features=batch.features.cpu(), rows=rows, labels=batch.labels.cpu())
 
 
-def _score(block: list[tuple[Tensor, Task]], scores: Tensor, solve: Solve) -> None:
+def _score(block: list[tuple[Tensor, Task]], scores: Scores, solve: Solve) -> None:
     if not block:
         return
     tasks = [task for _, task in block]
@@ -140,8 +159,10 @@ def _score(block: list[tuple[Tensor, Task]], scores: Tensor, solve: Solve) -> No
     z, labels = torch.cat([task.z for task in tasks]), torch.cat([task.labels for task in tasks])
     classes = torch.tensor(counts)
     batch = Batch(z, None, labels, offsets, classes, sizes, counts, None, sample_weight=inliers)
-    for (place, task), w in zip(block, torch.split(solve(batch), counts), strict=True):
-        scores[place] = task.scores((task.prototypes + w) / 2)
+    weights, marginal = solve(batch)
+    for (place, task), w, m in zip(block, torch.split(weights, counts), marginal, strict=True):
+        scores.outlier[place] = task.scores((task.prototypes + w) / 2)
+        scores.marginal[place] = m.to(scores.marginal)
 
 
 # Smoothing, as `tim_ext.reference.smooth` ---------------------------------------------------------

@@ -99,7 +99,8 @@ def adm(
         sample_weight: how much each query counts, >= 0: numbers of the shape of `labels` that multiply it in
             every sum over the queries. Only their ratios matter. A query of weight 0 moves no other one, and
             is labelled all the same. Smoothing, `tol` and what stands at other samples know nothing of it.
-            "auto", for pools with samples of none of the classes: 1 - `Result.outlier`^4.
+            "auto", for pools with samples of none of the classes: 1 - t `Result.outlier`^4, where t is 1, or
+            less where the marginal weight asks for proportions that the pool does not have.
         sample_prior: what is known of each query's class from elsewhere, as another model's probabilities:
             numbers >= 0 of the shape of `labels` and K. Only the ratios within a row matter, and none is
             taken as less than 1e-6 of the largest; a row of zeros, or of equal numbers, says nothing. Of each
@@ -319,11 +320,11 @@ def judge(batch: Batch) -> tuple[Tensor, Tensor]:
     return found["probs"], found["marginal_weights"]
 
 
-def _weights(batch: Batch) -> Tensor:
-    """W [sum K_t, d] of the samples as they are, by the steps of `robust`, for the outlier scores."""
+def _weights(batch: Batch) -> tuple[Tensor, Tensor]:
+    """W [sum K_t, d] of the samples as they are, and m, by the steps of `robust`, for the outlier scores."""
     found = _call("adm_solve", batch, PARAMS, ("weights",), normalize=False)
     check_status(batch, found["status"])
-    return found["weights"]
+    return found["weights"], found["marginal_weights"]
 
 
 def _is_captured(status: Tensor) -> bool:
