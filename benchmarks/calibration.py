@@ -6,7 +6,9 @@
 
 FILE is anything `tim-ext evaluate` reads; the settings are those of benchmarks.results. The error is the
 expected calibration error: queries of all tasks of a setting in 15 bins, the mean of |mean confidence - share
-that is right| over the bins, by their size; bins of equal width, or of equally many queries.
+that is right| over the bins, by their size; bins of equal width, or of equally many queries. At best: the
+error that the same confidences would show if each query were right with exactly the chance that they say,
+independently of the others; where it is above half of the error of the largest p, no confidence halves that.
 
 --fit prints the constants of tim_ext/solver/confidence.py, fitted on all files, and the errors on each file
 with constants that were fitted on the others. Each file counts once as it is, and a third each with noise,
@@ -41,8 +43,15 @@ PAGE = Path(__file__).parent.parent / "docs" / "confidence.md"
 BEGIN, END = "<!-- table made by benchmarks.calibration: begin -->", "<!-- end -->"
 METHODS = {"robust": tim_ext.robust, "adm": tim_ext.adm}
 AT_ONCE = 8  # tasks
-MOST = 600  # queries of a setting that the fit takes
+MOST = 300  # queries of a setting that the fit takes
+SEVERAL = len(confidence.HELD_OUT)
 RIDGE = 1e-4
+# of the fit alone: classes, labelled samples and queries of each; queries of all tasks of a setting
+OTHER_TASKS = (
+    *((2, 1, 15), (2, 3, 15), (10, 2, 6), (8, 10, 8), (50, 1, 15), (50, 5, 12)),
+    *((15, 1, 60), (15, 5, 60), (100, 2, 10), (30, 1, 30), (10, 1, 150)),
+)
+MOST_OF_THEM = 12_000
 VARIANTS = {"": 1.0, "noise 1": 1 / 3, "noise 2": 1 / 3, "32 directions": 1 / 3}  # and what they count
 
 
@@ -51,7 +60,7 @@ class Found(NamedTuple):
 
     right: Tensor  # [n]
     largest: Tensor  # [n] p of the prediction
-    terms: Tensor  # [n, 8]
+    terms: Tensor  # [n, 12]
     held_out: Tensor  # [n]
 
 
@@ -70,19 +79,23 @@ class Line(NamedTuple):
     mine: float
     before: float  # error of the largest p
     after: float  # of the confidence
+    best: float  # of confidences that are right on the average
     before_mass: float  # in bins of equally many queries
     after_mass: float
 
     def row(self) -> str:
-        numbers = " | ".join(f"{value:.1f}" for value in self[3:8])
+        numbers = " | ".join(f"{value:.1f}" for value in self[3:9])
         return f"| {' | '.join(self[:3])} | {numbers} | {self.before_mass:.1f} | {self.after_mass:.1f} |"
 
 
 HEAD = (
     "| features | setting | method | right | mean largest p | mean confidence | error of the largest p | "
-    "of the confidence | in bins of equal mass: of the largest p | of the confidence |\n" + "|---" * 10 + "|"
+    "of the confidence | at best | in bins of equal mass: of the largest p | of the confidence |\n"
+    + "|---" * 11
+    + "|"
 )
 WELL = 2.0  # percent: calibrated already
+DRAWS = 20  # of what is right, for the error at best
 
 
 def settings_of(
@@ -97,9 +110,12 @@ def settings_of(
         for name, sampler in group.samplers.items()
     }
     if more:
-        for ways, shots, queries in ((2, 1, 15), (2, 3, 15), (10, 2, 6), (8, 10, 8)):
-            sampler = tasks.balanced(labels, ways=ways, shots=shots, queries=queries)
-            found[f"{ways}-way {shots}-shot, {queries} queries"] = sampler, max(options.tasks // 2, 2)
+        sizes = labels[labels >= 0].unique(return_counts=True)[1]
+        for ways, shots, queries in OTHER_TASKS:
+            if ways <= len(sizes) and shots + queries <= int(sizes.min()):
+                sampler = tasks.balanced(labels, ways=ways, shots=shots, queries=queries)
+                count = max(2, min(options.tasks // 2, MOST_OF_THEM // (ways * queries)))
+                found[f"{ways}-way {shots}-shot, {queries} queries"] = sampler, count
     return found
 
 
@@ -122,8 +138,14 @@ def error(sure: Tensor, right: Tensor, *, equal_mass: bool = False) -> float:
     return reliability(sure, right, equal_mass=equal_mass).error
 
 
+def best_error(sure: Tensor) -> float:
+    draw = torch.Generator().manual_seed(0)
+    sure = sure.double()
+    return float(np.mean([error(sure, torch.bernoulli(sure, generator=draw)) for _ in range(DRAWS)]))
+
+
 def chances(found: Found, constants: Tensor) -> Tensor:
-    """[n], with constants [18]: HELD_OUT and ONE_SHOT."""
+    """[n], with constants: HELD_OUT and ONE_SHOT."""
     return (design(found) @ constants).sigmoid()
 
 
@@ -143,14 +165,14 @@ def variant(features: Tensor, name: str) -> Tensor:
 
 
 def design(found: Found) -> Tensor:
-    """[n, 18]: 1 and the terms, for each of the two kinds of constants."""
+    """[n, 24]: 1 and the terms, for each of the two kinds of constants, of which the first has fewer."""
     x = torch.cat([torch.ones(len(found.terms), 1, dtype=torch.float64), found.terms], dim=1)
     share = found.held_out[:, None]
-    return torch.cat([share * x, (1 - share) * x], dim=1)
+    return torch.cat([share * x[:, :SEVERAL], (1 - share) * x], dim=1)
 
 
 def fit(settings: list[tuple[float, Found]]) -> Tensor:
-    """[18]: logistic regression, by Newton's method; settings count by their weight."""
+    """[24]: logistic regression, by Newton's method; settings count by their weight."""
     draw = torch.Generator().manual_seed(0)
     x, y, weight = [], [], []
     for share, found in settings:
@@ -212,7 +234,7 @@ def print_fit(files: Mapping[str, Collected]) -> None:
                 f"{after.max():.1f}"
             )
     c = fit([one for of in files.values() for one in weighted(of)])
-    for label, some in (("HELD_OUT", c[:9]), ("ONE_SHOT", c[9:])):
+    for label, some in (("HELD_OUT", c[:SEVERAL]), ("ONE_SHOT", c[SEVERAL:])):
         print(f"{label} = ({', '.join(f'{value:.3f}' for value in some.tolist())})")
 
 
@@ -239,7 +261,7 @@ def rows_of(name: str, data: Features, options: argparse.Namespace) -> list[Line
                     name, setting, method,
                     100 * float(right.double().mean()), 100 * float(found.largest.mean()),
                     100 * float(mine.mean()),
-                    error(found.largest, right), error(mine, right),
+                    error(found.largest, right), error(mine, right), best_error(mine),
                     error(found.largest, right, equal_mass=True), error(mine, right, equal_mass=True),
                 )
             )  # fmt: skip
@@ -250,19 +272,35 @@ def rows_of(name: str, data: Features, options: argparse.Namespace) -> list[Line
 def summary(lines: list[Line], seen: list[str]) -> str:
     """Means over the settings of each file."""
     rows = [
-        "| features | method | error of the largest p | of the confidence | settings halved |",
-        "|---|---|---|---|---|",
+        "| features | method | error of the largest p | of the confidence | at best | the largest of the "
+        "confidence | settings halved |",
+        "|---" * 7 + "|",
     ]
     for name in dict.fromkeys(line.name for line in lines):
         for method in METHODS:
             some = [line for line in lines if (line.name, line.method) == (name, method)]
-            before, after = (np.mean([getattr(line, key) for line in some]) for key in ("before", "after"))
-            halved = sum(line.after <= line.before / 2 for line in some)
-            kept = sum(line.before < WELL and line.after <= line.before + 1 for line in some)
+            before, after, best = (
+                np.mean([getattr(line, key) for line in some]) for key in ("before", "after", "best")
+            )
+            most = max(line.after for line in some)
             mark = "" if name not in seen else " *"
-            cells = f"{halved} of {len(some)}" + (f", {kept} below {WELL} % before" if kept else "")
-            rows.append(f"| {name}{mark} | {method} | {before:.1f} | {after:.1f} | {cells} |")
+            errors = f"{before:.1f} | {after:.1f} | {best:.1f} | {most:.1f}"
+            rows.append(f"| {name}{mark} | {method} | {errors} | {halved(some)} |")
     return "\n".join(rows)
+
+
+def halved(lines: list[Line]) -> str:
+    """How many, and of the others: half is less than what right confidences show, or next to nothing."""
+    open_ = [line for line in lines if line.after > line.before / 2]
+    floor = [line for line in open_ if line.before / 2 < line.best]
+    well = [line for line in open_ if line not in floor and line.before < WELL and line.after < WELL]
+    counts = (
+        (len(floor), "cannot be"),
+        (len(well), f"below {WELL:.0f} % before and after"),
+        (len(open_) - len(floor) - len(well), "missed"),
+    )
+    parts = [f"{len(lines) - len(open_)} of {len(lines)}", *(f"{n} {what}" for n, what in counts if n)]
+    return ", ".join(parts)
 
 
 def main() -> None:

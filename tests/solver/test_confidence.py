@@ -14,7 +14,7 @@ from tim_ext import reference
 from tim_ext.evaluation.reliability import reliability
 from tim_ext.solver import confidence
 from tim_ext.solver.batch import make_batch
-from tim_ext.solver.confidence import Part
+from tim_ext.solver.confidence import Neighbours, Part
 from tim_ext.solver.solve import judge
 
 ALL = ("probs", "predictions", "weights", "confidence")
@@ -214,7 +214,10 @@ def test_the_vote_of_the_neighbours():
     x = z / z.norm(dim=1, keepdim=True)
     x = x - x.mean(dim=0)
     x = x / x.norm(dim=1, keepdim=True)
-    found = confidence.neighbour_vote(z, y, p)
+    near, every = confidence.neighbours(z, 3), torch.ones(len(y), dtype=torch.bool)
+    found = confidence.neighbour_vote(near, y, p, every)
+    some = every & (torch.arange(len(y)) % 3 == 0)
+    assert torch.equal(confidence.neighbour_vote(near, y, p, some), found[some])
     for i in range(0, len(y), 7):
         cos = x @ x[i]
         cos[i] = -2
@@ -230,9 +233,43 @@ def test_what_comes_back_of_held_out_samples():
     p = torch.tensor(
         [[[0.9, 0.1], [0.8, 0.2], [0.1, 0.9], [0.5, 0.5]], [[0.3, 0.7], [0.9, 0.1], [0.4, 0.6], [0.5, 0.5]]]
     )
-    h, g = confidence.returned(y, labels, p)
-    assert float(h) == pytest.approx((1 + 0.45) / 2.5)
-    assert float(g) == pytest.approx((0.8 + 0.3 + 0.45) / 2.5)
+    # all neighbours of equal weight; in the second solve sample 0 is a neighbour without a label
+    near = Neighbours(torch.ones(4, 2), torch.tensor([[1, 2], [0, 3], [0, 1], [0, 1]]))
+    found = confidence.returned(y, labels, p, near)
+    assert float(found.count) == 2
+    assert float(found.h) == pytest.approx((1 + 0.45) / 2.5)
+    assert float(found.g) == pytest.approx((0.8 + 0.3 + 0.45) / 2.5)
+    assert float(found.s) == pytest.approx((0.8 + 0.7 + 0.45) / 2.5)
+    # sample 1 gets class 0: votes 1 and 0.5; sample 0 gets class 1: votes 0 and 1
+    assert float(found.u) == pytest.approx((0.75 + 0.5 + 0.45) / 2.5)
+
+
+def test_the_terms_of_a_task():
+    task = make_task(11, [3] * 4, 60, d=24, noise=2.0, dtype=torch.float64)
+    batch = make_batch(task.features, task.labels)
+    queries = task.labels == -1
+    p = judge(batch)[0].view(-1, 4)
+    labels = confidence.other_labels(part_of(task.labels, 4), p)
+    more = torch.stack([judge(make_batch(task.features, one))[0].view(-1, 4) for one in labels])
+    found = confidence.returned(task.labels, labels, more, confidence.neighbours(task.features, 4))
+    predictions = p.argmax(dim=1)
+    [(places, terms, share)] = confidence.evidence(batch, predictions, judge)
+    assert torch.equal(places, queries.nonzero()[:, 0])
+    assert share == 1.0
+    v, e, h, g, mean_v, mean_p, _, product, over, slope, mean_e, size = terms.T
+    every = torch.stack([p, *more])[:, queries].mean(dim=0)
+    of_class = every.gather(1, predictions[queries][:, None])[:, 0]
+    torch.testing.assert_close(e, of_class.clamp(0.005, 0.995).logit())
+    assert float(h[0]) == pytest.approx(float(found.h.logit()))
+    assert float(g[0]) == pytest.approx(float(found.g.logit()))
+    assert float(mean_p[0]) == pytest.approx(float(p[queries].amax(dim=1).mean().logit()))
+    assert float(mean_e[0]) == pytest.approx(float(every.amax(dim=1).mean().logit()))
+    assert float(size[0]) == pytest.approx(float(torch.tensor(15.0).log()))
+    assert float(found.count) == 24
+    assert float(over[0]) == pytest.approx(24 / 64 * float(found.h.logit() - found.u.logit()))
+    torch.testing.assert_close(product, v * h)
+    softness = found.h.logit() - found.s.logit()
+    torch.testing.assert_close(slope, (v - mean_v + e - mean_e) * softness)
 
 
 def part_of(labels: Tensor, classes: int, fixed: Tensor | None = None) -> Part:

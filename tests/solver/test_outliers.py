@@ -138,7 +138,10 @@ def test_automatic_weights(solve):
     tasks = [planted(seed) for seed in range(2)]
     features, labels = torch.stack([z for z, _, _ in tasks]), torch.stack([y for _, y, _ in tasks])
     # proportions that are given are not judged by those of the pool
-    more = {"iterations": 20, "class_prior": torch.full((int(labels.max()) + 1,), 1 / (int(labels.max()) + 1))}
+    more = {
+        "iterations": 20,
+        "class_prior": torch.full((int(labels.max()) + 1,), 1 / (int(labels.max()) + 1)),
+    }
     weight = 1 - outlier(features, labels) ** 4
     expected = solve(features, labels, sample_weight=weight, **more)
     found = solve(features, labels, sample_weight="auto", **more)

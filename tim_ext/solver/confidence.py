@@ -8,11 +8,16 @@ four times with other labelled samples (`other_labels`). From these, for a query
            minus their mean, a_jk = y_jk of a labelled neighbour and p_jk of another
     h, g   of the labelled samples in the solves where they have no label: the share that gets its own class
            back, and the mean p of that class
+    s, u   of the same samples, n in number, the mean p of the class that they get, and the mean v of it
     V, P   means over the queries of v and p of the class that is largest in p_i
+    E      mean over the queries of the largest e_ik
     m      the marginal weight that the solve decided on
 
-    confidence_i = sigmoid(c0 + c . [L(v), L(e), L(h), L(g), L(V), L(P), L(m), L(v) L(h)])
-    L(x) = log(x / (1 - x))
+    confidence_i = sigmoid(c0 + c . t),   L(x) = log(x / (1 - x))
+    t = [L(v), L(e), L(h), L(g), L(V), L(P), L(m), L(v) L(h),
+         n / (n + 40) (L(h) - L(u)),                  whether votes are too sure, where it can be told
+         (L(v) - L(V) + L(e) - L(E)) (L(h) - L(s)),   where p is softer than what is right, more slope
+         L(E), log(queries / K)]                      these two with one labelled sample of each class
 
 There are two sets of constants, as h means two things: where a class has several labelled samples, half of
 them are held out, and h is what a smaller task gets right; where it has one, a confident query takes its
@@ -34,13 +39,14 @@ from .inputs import QUERY
 from .roots import LEAST as LEAST_ROOT
 
 # c and c0, fitted by `python -m benchmarks.calibration --fit`, which says on what
-HELD_OUT = (-0.055, 0.489, 0.420, 0.826, -0.552, 0.074, -0.144, 0.022, 0.061)
-ONE_SHOT = (-0.478, 0.283, 0.261, 0.153, 0.030, 0.476, -0.310, 0.034, 0.050)
+HELD_OUT = (0.174, 0.530, 0.566, 0.106, -0.244, 0.283, -0.222, 0.023, 0.032, 0.971, 0.092)
+ONE_SHOT = (*(-0.930, 0.361, 0.285, 0.064, -0.117, 0.502, -0.442, 0.038, 0.026, 0.502, 0.049), 0.342, 0.155)
 
 SOLVES = 4  # with other labelled samples
 # queries of one solve; more are taken in parts, of 50 of each class where that is more
 MOST_QUERIES, MOST_OF_A_CLASS, MOST_OF_MANY = 2000, 50, 20_000
 NUMBERS, COSINES = 1 << 24, 1 << 24  # in memory at a time
+ENOUGH_HELD = 40.0  # samples held out: from there on, that they are right less often than their vote counts
 LARGE = 0.5  # of the mean size of a class: from there on a query may stand for its only labelled sample
 # L(x) is that of x within floor .. 1 - floor: v, e, h, g, V, P, m
 FLOORS = (2e-2, 5e-3, 2e-2, 2e-2, 1e-2, 1e-2, 1e-3)
@@ -60,15 +66,16 @@ def confidences(batch: Batch, predictions: Tensor, judge: Judge) -> Tensor:
 
 
 def chance(terms: Tensor, held_out: float) -> Tensor:
-    """[n] from the terms [n, 8] of the equation above."""
-    several, single = terms.new_tensor(HELD_OUT), terms.new_tensor(ONE_SHOT)
+    """[n] from the terms [n, 12] of the equation above."""
+    more = len(ONE_SHOT) - len(HELD_OUT)
+    several, single = terms.new_tensor(HELD_OUT + (0.0,) * more), terms.new_tensor(ONE_SHOT)
     c = held_out * several + (1 - held_out) * single
     return (terms @ c[1:] + c[0]).sigmoid()
 
 
 def evidence(batch: Batch, predictions: Tensor, judge: Judge) -> Iterator[tuple[Tensor, Tensor, float]]:
     """Of each part of each task: the places of its queries in the batch [n], the terms of the equation
-    [n, 8], and the share of the classes whose labelled samples are held out."""
+    [n, 12], and the share of the classes whose labelled samples are held out."""
     for parts in _chunks(list(_parts(batch))):
         base, m = judge(_batch_of(batch, parts, [part.labels[None] for part in parts]))
         p = [
@@ -233,55 +240,81 @@ def _terms(
     repeated: Tensor,  # [SOLVES, n, K]
     k: Tensor,  # [queries] predicted
 ) -> Tensor:
-    """[queries, 8]"""
+    """[queries, 12]"""
     queries = part.labels == QUERY
     asked = (labels == QUERY)[:, queries, None].to(p)
     e = (p[queries] + (repeated[:, queries] * asked).sum(dim=0)) / (1 + asked.sum(dim=0))
-    v = neighbour_vote(z, part.labels, p)[queries]
-    h, g = returned(part.labels, labels, repeated)
+    near = neighbours(z.to(p.dtype), part.classes)
+    v = neighbour_vote(near, part.labels, p, queries)
+    held = returned(part.labels, labels, repeated, near)
     largest, owner = p[queries].max(dim=1)
-    of_task = (h, g, v.gather(1, owner[:, None]).mean(), largest.mean(), m)
+    of_task = (held.h, held.g, v.gather(1, owner[:, None]).mean(), largest.mean(), m)
     of_query = (v.gather(1, k[:, None])[:, 0], e.gather(1, k[:, None])[:, 0])
     terms = [_log_odds(x.double(), floor) for x, floor in zip((*of_query, *of_task), FLOORS, strict=True)]
-    terms.append(terms[0] * terms[2])
+    lv, le, lh, _, lV, *_ = terms
+    lE = _log_odds(e.amax(dim=1).mean().double(), FLOORS[5])
+    over, soft = (lh - _log_odds(x, FLOORS[2]) for x in (held.u, held.s))
+    terms += [lv * lh, held.count / (held.count + ENOUGH_HELD) * over, (lv - lV + le - lE) * soft]
+    terms += [lE, torch.as_tensor(len(k) / part.classes, dtype=torch.float64, device=p.device).log()]
     return torch.stack([term.expand(len(k)) for term in terms], dim=1)
 
 
-def neighbour_vote(z: Tensor, labels: Tensor, p: Tensor) -> Tensor:
-    """v [n, K]; equal shares where no neighbour is positive. `robust` takes roots and neighbours likewise."""
-    z = z.to(p.dtype)
+class Neighbours(NamedTuple):
+    weights: Tensor  # [n, nearest]  b_ij
+    places: Tensor  # [n, nearest]  j
+
+
+def neighbours(z: Tensor, classes: int) -> Neighbours:
+    """`robust` takes roots and neighbours likewise."""
     if bool((z >= 0).all()):
         z = (z + LEAST_ROOT).sqrt()
     z = normalize(z)
     x = normalize(z - z.mean(dim=0))
-    n, classes = p.shape
+    n = len(x)
     nearest = min(max(3, min(10, (n + classes) // (2 * classes))), n - 1)
-    known = labels >= 0
-    a = torch.where(known[:, None], one_hot(labels.clamp(min=0), classes).to(p), p)
-    vote = torch.empty_like(p)
-    size = max(1, COSINES // n)
-    for start in range(0, n, size):
-        rows = torch.arange(start, min(start + size, n), device=z.device)
+    found = []
+    for rows in torch.arange(n, device=z.device).split(max(1, COSINES // n)):
         cos = x[rows] @ x.T
         cos[torch.arange(len(rows), device=z.device), rows] = -1.0
         value, j = cos.topk(nearest, dim=1)
-        b = value.clamp(min=0) ** 3  # [rows, nearest]
+        found.append((value.clamp(min=0) ** 3, j))
+    return Neighbours(*map(torch.cat, zip(*found, strict=True)))
+
+
+def neighbour_vote(near: Neighbours, labels: Tensor, p: Tensor, asked: Tensor) -> Tensor:
+    """v [n', K] of the samples that are asked [n]; equal shares where no neighbour is positive."""
+    classes = p.shape[1]
+    a = torch.where((labels >= 0)[:, None], one_hot(labels.clamp(min=0), classes).to(p), p)
+    found = [p.new_empty(0, classes)]
+    for rows in asked.nonzero()[:, 0].split(max(1, COSINES // (10 * classes))):
+        b, j = near.weights[rows], near.places[rows]
         total = b.sum(dim=1, keepdim=True)
         mean = (b[..., None] * a[j]).sum(dim=1) / torch.where(total > 0, total, 1)
-        vote[rows] = torch.where(total > 0, mean, 1 / classes)
-    return vote
+        found.append(torch.where(total > 0, mean, 1 / classes))
+    return torch.cat(found)
 
 
-def returned(y: Tensor, labels: Tensor, repeated: Tensor) -> tuple[Tensor, Tensor]:
-    """h and g over the labelled samples that are queries in `labels`, and half a sample of 9 in 10 beside
-    them: few are no proof."""
-    asked = ((labels == QUERY) & (y >= 0)).double()  # [SOLVES, n]
-    own = y.clamp(min=0).expand_as(labels)
-    right = (repeated.argmax(dim=2) == own).double()
-    chances = repeated.gather(2, own[..., None])[..., 0].double()
-    total = asked.sum() + 0.5
-    h, g = ((0.45 + (x * asked).sum()) / total for x in (right, chances))
-    return h, g
+class Returned(NamedTuple):
+    """Of the labelled samples that are queries in another solve, and half a sample of 9 in 10 beside them, as
+    few are no proof."""
+
+    h: Tensor  # share that gets its own class
+    g: Tensor  # mean p of that class
+    s: Tensor  # mean p of the class that it gets
+    u: Tensor  # mean v of it, in that solve
+    count: Tensor
+
+
+def returned(y: Tensor, labels: Tensor, repeated: Tensor, near: Neighbours) -> Returned:
+    asked = (labels == QUERY) & (y >= 0)  # [SOLVES, n]
+    sums = torch.zeros(4, dtype=torch.float64, device=y.device)
+    for of, held, p in zip(labels, asked, repeated, strict=True):
+        largest, got = p[held].max(dim=1)
+        own = p[held].gather(1, y[held][:, None])
+        vote = neighbour_vote(near, of, p, held).gather(1, got[:, None])
+        sums += torch.stack([x.double().sum() for x in (got == y[held], own, largest, vote)])
+    count = asked.double().sum()
+    return Returned(*(sums + 0.45) / (count + 0.5), count)
 
 
 def _log_odds(x: Tensor, floor: float) -> Tensor:
