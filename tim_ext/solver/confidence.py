@@ -245,7 +245,7 @@ def _terms(
     asked = (labels == QUERY)[:, queries, None].to(p)
     e = (p[queries] + (repeated[:, queries] * asked).sum(dim=0)) / (1 + asked.sum(dim=0))
     near = neighbours(z.to(p.dtype), part.classes)
-    v = neighbour_vote(near, part.labels, p, queries)
+    v = neighbour_vote(near, part.labels[None], p[None], queries[None])
     held = returned(part.labels, labels, repeated, near)
     largest, owner = p[queries].max(dim=1)
     of_task = (held.h, held.g, v.gather(1, owner[:, None]).mean(), largest.mean(), m)
@@ -255,7 +255,7 @@ def _terms(
     lE = _log_odds(e.amax(dim=1).mean().double(), FLOORS[5])
     over, soft = (lh - _log_odds(x, FLOORS[2]) for x in (held.u, held.s))
     terms += [lv * lh, held.count / (held.count + ENOUGH_HELD) * over, (lv - lV + le - lE) * soft]
-    terms += [lE, torch.as_tensor(len(k) / part.classes, dtype=torch.float64, device=p.device).log()]
+    terms += [lE, lE.new_tensor(len(k) / part.classes).log()]
     return torch.stack([term.expand(len(k)) for term in terms], dim=1)
 
 
@@ -281,15 +281,22 @@ def neighbours(z: Tensor, classes: int) -> Neighbours:
     return Neighbours(*map(torch.cat, zip(*found, strict=True)))
 
 
-def neighbour_vote(near: Neighbours, labels: Tensor, p: Tensor, asked: Tensor) -> Tensor:
-    """v [n', K] of the samples that are asked [n]; equal shares where no neighbour is positive."""
-    classes = p.shape[1]
-    a = torch.where((labels >= 0)[:, None], one_hot(labels.clamp(min=0), classes).to(p), p)
+def neighbour_vote(
+    near: Neighbours,
+    labels: Tensor,  # [S, n]
+    p: Tensor,  # [S, n, K] of the solves with these
+    asked: Tensor,  # [S, n]
+) -> Tensor:
+    """v [n', K] of the samples that are asked; equal shares where no neighbour is positive."""
+    classes = p.shape[2]
     found = [p.new_empty(0, classes)]
-    for rows in asked.nonzero()[:, 0].split(max(1, COSINES // (10 * classes))):
-        b, j = near.weights[rows], near.places[rows]
+    for rows in asked.nonzero().split(max(1, COSINES // (10 * classes))):
+        solve, i = rows[:, :1], rows[:, 1]
+        b, j = near.weights[i], near.places[i]  # [rows, nearest]
+        y = labels[solve, j]
+        a = torch.where((y >= 0)[..., None], one_hot(y.clamp(min=0), classes).to(p), p[solve, j])
         total = b.sum(dim=1, keepdim=True)
-        mean = (b[..., None] * a[j]).sum(dim=1) / torch.where(total > 0, total, 1)
+        mean = (b[..., None] * a).sum(dim=1) / torch.where(total > 0, total, 1)
         found.append(torch.where(total > 0, mean, 1 / classes))
     return torch.cat(found)
 
@@ -302,19 +309,17 @@ class Returned(NamedTuple):
     g: Tensor  # mean p of that class
     s: Tensor  # mean p of the class that it gets
     u: Tensor  # mean v of it, in that solve
-    count: Tensor
+    count: int
 
 
 def returned(y: Tensor, labels: Tensor, repeated: Tensor, near: Neighbours) -> Returned:
     asked = (labels == QUERY) & (y >= 0)  # [SOLVES, n]
-    sums = torch.zeros(4, dtype=torch.float64, device=y.device)
-    for of, held, p in zip(labels, asked, repeated, strict=True):
-        largest, got = p[held].max(dim=1)
-        own = p[held].gather(1, y[held][:, None])
-        vote = neighbour_vote(near, of, p, held).gather(1, got[:, None])
-        sums += torch.stack([x.double().sum() for x in (got == y[held], own, largest, vote)])
-    count = asked.double().sum()
-    return Returned(*(sums + 0.45) / (count + 0.5), count)
+    p, own = repeated[asked], y.expand_as(labels)[asked]
+    largest, got = p.max(dim=1)
+    vote = neighbour_vote(near, labels, repeated, asked).gather(1, got[:, None])[:, 0]
+    parts = (got == own, p.gather(1, own[:, None])[:, 0], largest, vote)
+    h, g, s, u = ((0.45 + x.double().sum()) / (len(own) + 0.5) for x in parts)
+    return Returned(h, g, s, u, len(own))
 
 
 def _log_odds(x: Tensor, floor: float) -> Tensor:
