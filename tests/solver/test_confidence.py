@@ -236,7 +236,7 @@ def test_what_comes_back_of_held_out_samples():
     # all neighbours of equal weight; in the second solve sample 0 is a neighbour without a label
     near = Neighbours(torch.ones(4, 2), torch.tensor([[1, 2], [0, 3], [0, 1], [0, 1]]))
     found = confidence.returned(y, labels, p, near)
-    assert found.count == 2
+    assert found.total == 2
     assert float(found.h) == pytest.approx((1 + 0.45) / 2.5)
     assert float(found.g) == pytest.approx((0.8 + 0.3 + 0.45) / 2.5)
     assert float(found.s) == pytest.approx((0.8 + 0.7 + 0.45) / 2.5)
@@ -265,7 +265,7 @@ def test_the_terms_of_a_task():
     assert float(mean_p[0]) == pytest.approx(float(p[queries].amax(dim=1).mean().logit()))
     assert float(mean_e[0]) == pytest.approx(float(every.amax(dim=1).mean().logit()))
     assert float(size[0]) == pytest.approx(float(torch.tensor(15.0).log()))
-    assert found.count == 24
+    assert found.total == 24
     assert float(over[0]) == pytest.approx(24 / 64 * float(found.h.logit() - found.u.logit()))
     torch.testing.assert_close(product, v * h)
     softness = found.h.logit() - found.s.logit()

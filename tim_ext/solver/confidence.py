@@ -254,7 +254,7 @@ def _terms(
     lv, le, lh, _, lV, *_ = terms
     lE = _log_odds(e.amax(dim=1).mean().double(), FLOORS[5])
     over, soft = (lh - _log_odds(x, FLOORS[2]) for x in (held.u, held.s))
-    terms += [lv * lh, held.count / (held.count + ENOUGH_HELD) * over, (lv - lV + le - lE) * soft]
+    terms += [lv * lh, held.total / (held.total + ENOUGH_HELD) * over, (lv - lV + le - lE) * soft]
     terms += [lE, lE.new_tensor(len(k) / part.classes).log()]
     return torch.stack([term.expand(len(k)) for term in terms], dim=1)
 
@@ -273,7 +273,7 @@ def neighbours(z: Tensor, classes: int) -> Neighbours:
     n = len(x)
     nearest = min(max(3, min(10, (n + classes) // (2 * classes))), n - 1)
     found = []
-    for rows in torch.arange(n, device=z.device).split(max(1, COSINES // n)):
+    for rows in torch.split(torch.arange(n, device=z.device), max(1, COSINES // n)):
         cos = x[rows] @ x.T
         cos[torch.arange(len(rows), device=z.device), rows] = -1.0
         value, j = cos.topk(nearest, dim=1)
@@ -290,7 +290,7 @@ def neighbour_vote(
     """v [n', K] of the samples that are asked; equal shares where no neighbour is positive."""
     classes = p.shape[2]
     found = [p.new_empty(0, classes)]
-    for rows in asked.nonzero().split(max(1, COSINES // (10 * classes))):
+    for rows in torch.split(asked.nonzero(), max(1, COSINES // (10 * classes))):
         solve, i = rows[:, :1], rows[:, 1]
         b, j = near.weights[i], near.places[i]  # [rows, nearest]
         y = labels[solve, j]
@@ -309,7 +309,7 @@ class Returned(NamedTuple):
     g: Tensor  # mean p of that class
     s: Tensor  # mean p of the class that it gets
     u: Tensor  # mean v of it, in that solve
-    count: int
+    total: int
 
 
 def returned(y: Tensor, labels: Tensor, repeated: Tensor, near: Neighbours) -> Returned:
