@@ -137,9 +137,8 @@ def _solve(
     params = defaults.given(given)
     check_form_with_weights(params, given["weights"])
     outputs = check_outputs(given["outputs"], KNOWN_OUTPUTS)
-    batch = batch_of(given)
+    batch, again = batch_of(given), partial(_solve, solve, defaults, roots=roots)
     if needs_outliers(outputs, given):
-        again = partial(_solve, solve, defaults, roots=roots)
         return solve_with_outliers(batch, outputs, given, _weights, again)
     found = _solve_all(solve, with_roots(batch) if roots else batch, params, given["normalize"])
     if not given["history"]:
