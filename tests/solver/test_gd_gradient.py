@@ -80,6 +80,39 @@ def test_gradient_without_query(order):
     assert_gradient(arguments, GdParams(entropy_order=order), prior)
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("shots", [(2,), (2, 2), (1, 2, 3)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_features_that_are_not_finite_are_refused(value, shots, dtype):
+    """Wherever they stand, support sample or query; but padding may hold anything."""
+    features, weights, labels, _ = make_point(3, shots=shots, queries=40, d=19, padding=3)
+    features, weights = features.to(dtype), weights.to(dtype)
+    expected = gradient_by_kernel(features, weights, labels, GdParams())
+    padding = features.clone()
+    padding[labels == -100] = value
+    for one, other in zip(gradient_by_kernel(padding, weights, labels, GdParams()), expected, strict=True):
+        assert torch.equal(one, other)
+    for kind in (labels[1] >= 0, labels[1] == -1):
+        for column in (0, 7, 18):
+            bad = features.clone()
+            bad[1, kind.nonzero()[-1, 0], column] = value
+            with pytest.raises(RuntimeError, match=r"task 1 is refused: .* and features finite"):
+                gradient_by_kernel(bad, weights, labels, GdParams())
+
+
+@pytest.mark.parametrize("dim", [5, 64, 131])
+def test_gradient_has_the_same_bits_alone(dim):
+    features, labels, _ = make_batch(range(7), shots=(3,) * 6, queries=60, d=dim, noise=0.8)
+    weights = torch.randn(7, 6, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for dtype in (torch.float32, torch.float64):
+        z, w = features.to(dtype), weights.to(dtype)
+        together = gradient_by_kernel(z, w, labels, GdParams())
+        for t in range(7):
+            alone = gradient_by_kernel(*(x[t : t + 1].clone() for x in (z, w, labels)), GdParams())
+            for one, other in zip(alone, together, strict=True):
+                assert torch.equal(one[0], other[t])
+
+
 @pytest.mark.parametrize("order", [1.0, 2.0])
 def test_gradient_in_float32(order):
     features, weights, labels, prior = POINT

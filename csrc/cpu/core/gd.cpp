@@ -23,6 +23,42 @@ void solve(const Batch& batch, const GdParams& params, const Outputs& out, const
       });
 }
 
+// A vector near the samples, where they are read too seldom for their mean to pay: that of a few of them.
+template <class T>
+void take_rough_mean(Worker<T>& w, Task& task) {
+  constexpr int64_t kMost = 16;
+  int64_t rows[kMost];
+  Task few = task;
+  few.rows = rows;
+  few.support = 0;
+  few.query = std::min(kMost, task.samples());
+  for (int64_t j = 0; j < few.query; ++j) rows[j] = task.rows[j * task.samples() / few.query];
+  take_mean(w, few);
+  task.mean = few.mean;
+}
+
+// The gradient at the weights; false where features are not finite, which shows in it unless there is one class alone.
+template <class T>
+bool gradient_of(const Task& task, const GdParams& params, const TaskGradient<T>& at, Worker<T>& w,
+                 const Team& team) {
+  void* work = w.solver.at_least(kernels<T>().gd_workspace(task, params));
+  const bool finite = kernels<T>().gd_gradient(task, params, w.scale.data(), at, team, work);
+  int64_t bad;
+  return (finite && task.classes > 1) ||
+         kernels<T>().measure_rows(task, params.normalize, w.scale.data(), &bad) != Rows::not_finite;
+}
+
+// A task whose samples stay where they lie: they are read twice alone, the second time from a cache that they fit.
+template <class T>
+bool prepare_in_place(const Batch& batch, const Place& place, Worker<T>& w, Task& task, int64_t* status) {
+  status[0] = status[1] = status[2] = 0;
+  if (!arrange(batch, place.task, place.classes_before, w, task, status)) return false;
+  w.scale.assign(w.rows.size(), T(1));
+  take_rough_mean(w, task);
+  task.centred_in_registers = true;
+  return true;
+}
+
 template <class T>
 void differentiate(const Batch& batch, const GdParams& params, const Gradient& out, const Team& team) {
   const GdCoefficients<T> c = gd_coefficients<T>(params);
@@ -35,13 +71,18 @@ void differentiate(const Batch& batch, const GdParams& params, const Gradient& o
         mine.weights = static_cast<const T*>(out.weights) + at;
         mine.gradient = static_cast<T*>(out.gradient) + at;
         mine.terms = static_cast<T*>(out.terms) + 3 * t;
+        int64_t* const status = out.status + 3 * t;
+        const bool in_place = !params.normalize && batch.dtype == (sizeof(T) == 4 ? Dtype::f32 : Dtype::f64);
         Task task;
-        if (prepare_task(batch, t, place.classes_before, params.normalize, worker, task,
-                         out.status + 3 * t)) {
-          centre_task(worker, task);
-          void* work = worker.solver.at_least(kernels<T>().gd_workspace(task, params));
-          kernels<T>().gd_gradient(task, params, worker.scale.data(), mine, inner, work);
-        } else {
+        bool fine =
+            in_place ? prepare_in_place(batch, place, worker, task, status)
+                     : prepare_task(batch, t, place.classes_before, params.normalize, worker, task, status);
+        if (fine) {
+          if (!in_place) centre_task(worker, task);
+          fine = gradient_of(task, params, mine, worker, inner) ||
+                 refuse(status, Status::features_not_finite, -1, 0);
+        }
+        if (!fine) {
           const T nan = std::numeric_limits<T>::quiet_NaN();
           std::fill_n(mine.gradient, batch.classes[t] * batch.dim, nan);
           std::fill_n(mine.terms, 3, nan);

@@ -27,6 +27,8 @@ struct Task {
   const void* mean = nullptr;
   double smoothing = 0;  // reach in the Gram domain; 0: none is wanted, or the features are smoothed already
   bool centred = false;  // features are z_i = scale_i x_i - mean already, of the type computed in
+  // Samples that are read twice alone, of the type computed in and with a scale of 1, are centred as they are read.
+  bool centred_in_registers = false;
   int64_t samples() const { return support + query; }
   bool has_queries() const { return query > 0 && weight_scale > 0; }  // that count
   int64_t history_terms() const { return sample_log_prior ? 4 : 3; }
@@ -89,7 +91,8 @@ struct Kernels {
                  void* work);
   int64_t (*gd_workspace)(const Task&, const GdParams&);
   void (*gd)(const Task&, const GdParams&, const T* scale, const TaskOutputs<T>&, const Team&, void* work);
-  void (*gd_gradient)(const Task&, const GdParams&, const T* scale, const TaskGradient<T>&, const Team&,
+  // Whether the gradient is finite.
+  bool (*gd_gradient)(const Task&, const GdParams&, const T* scale, const TaskGradient<T>&, const Team&,
                       void* work);
   // The step operators on one task, or on rows first .. first + count - 1 of it. See the kernels of their names.
   int64_t (*step_workspace)(const StepShape&);

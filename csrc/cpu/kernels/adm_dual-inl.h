@@ -59,7 +59,7 @@ class Dual {
     pointers_ = result.take<const T*>(rows);
     coefficients_ = result.take<T>(K * rows);
     rest_ = result.take<double>(K);
-    converted_ = rows_need_scratch<T>(task) ? result.take<T>(rows * task.dim) : nullptr;
+    converted_ = rows_need_scratch<T>(task) ? result.take<T>(rows * odd_lines<T>(task.dim)) : nullptr;
     arena = pack.used() > result.used() ? pack : result;
   }
   const Coefficients<T>& coefs() const { return c_; }
@@ -140,7 +140,8 @@ class Dual {
       for (int64_t k = 0; k < K; ++k)
         for (int64_t i = 0; i < n; ++i)
           coefficients_[k * rows + i] = coefficients[k * lanes_ + i0 + i] * scale_[i0 + i];
-      accumulate_rows(pointers_, n, coefficients_, rows, K, task_.dim, i0 > 0, out.weights, task_.dim);
+      accumulate_rows(PlainRows<T>{pointers_}, n, coefficients_, rows, K, task_.dim, i0 > 0, out.weights,
+                      task_.dim, NothingMeanwhile{});
     }
     const T* const mean = static_cast<const T*>(task_.mean);
     for (int64_t k = 0; k < K; ++k)

@@ -165,22 +165,15 @@ class Gd : public PrimalPasses<T> {
     }
   }
 
-  // Loss terms and dL/dW at the weights that it was prepared with.
-  void gradient_at(const TaskGradient<T>& given) {
-    const int64_t K = this->task_.classes, d = this->task_.dim, pitch = this->pitch_;
-    T* const gradient_out = given.gradient;
+  // Loss terms and dL/dW at the weights that it was prepared with; whether that is finite.
+  bool gradient_at(const TaskGradient<T>& given) {
     probabilities<0, false>(true);
     terms(given.terms);
     gradient<0, false>();
-    T* result = first_;
-    const T tau = gd_.temperature;
-    const auto& s = this->state;
-    this->update_weights([&](int64_t k, int64_t at, Vec<T> w, Vec<T> sum) {
-      store(result + at, (sum - w * s.q[k]) * tau);
-      return w;
-    });
-    for (int64_t k = 0; k < K; ++k)
-      for (int64_t j = 0; j < d; ++j) gradient_out[k * d + j] = result[k * pitch + j];
+    run(this->team_, this->pieces_, [&](int64_t piece) { write_gradient(piece, given.gradient); });
+    T nothing = T(0);
+    for (int64_t piece = 0; piece < this->pieces_; ++piece) nothing += this->shift_parts_[piece];
+    return nothing == T(0);
   }
 
  private:
@@ -259,6 +252,28 @@ class Gd : public PrimalPasses<T> {
     combine(part(0, 2), this->blocks, 4 * s.stride, K, s.q);
   }
 
+  // dL/dw_k = tau (A_k - w_k sum_i g_ik) of a piece of columns; 0 if it is finite as its part.
+  void write_gradient(int64_t piece, T* out) {
+    constexpr int W = kWidth<T>;
+    const int64_t K = this->task_.classes, d = this->task_.dim, first = piece * this->kPieceColumns,
+                  end = first + this->kPieceColumns < d ? first + this->kPieceColumns : d;
+    Vec<T>* const sums = this->column_ + piece * 2 * K;
+    Vec<T> nothing = Vec<T>{};
+    for (int64_t j = first; j < end; j += W) {
+      this->gather_sums(j, sums);
+      for (int64_t k = 0; k < K; ++k) {
+        const Vec<T> w = load(this->weights_ + k * this->pitch_ + j);
+        const Vec<T> g = (sums[k] - w * this->state.q[k]) * gd_.temperature;
+        nothing += g * T(0);
+        if (j + W <= d)
+          store(out + k * d + j, g);
+        else
+          for (int64_t l = 0; j + l < d; ++l) out[k * d + j + l] = g[l];
+      }
+    }
+    this->shift_parts_[piece] = reduce_add<T>(nothing);
+  }
+
   // One step of Adam, as in torch.optim.Adam.
   void adam(int64_t step) {
     const auto& s = this->state;
@@ -300,12 +315,12 @@ void gd_solve(const Task& task, const GdParams& params, const T* scale, const Ta
 }
 
 template <class T>
-void gd_gradient(const Task& task, const GdParams& params, const T* scale, const TaskGradient<T>& at,
+bool gd_gradient(const Task& task, const GdParams& params, const T* scale, const TaskGradient<T>& at,
                  const Team& team, void* work) {
   Arena arena(work);
   Gd<T> form(task, params, scale, team, arena);
   form.prepare(at.weights);
-  form.gradient_at(at);
+  return form.gradient_at(at);
 }
 
 }  // namespace TIM_ISA

@@ -73,10 +73,12 @@ class PrimalPasses {
     q_weight_ = arena.take<T>(chunks_ * rows_);
     pointers_ = arena.take<const T*>(chunks_ * rows_);
     const bool converts = samples_need_scratch<T>(task);
-    dot_rows_ = converts ? rows_per_part(kWideVectors * 4) : rows_;
+    spreads_ = converts && columns_ > 2 * kWideRows;
+    dot_rows_ = converts ? rows_per_part(4 * 4) : rows_;
     // A [K, dim] is read and written for every part: fewer of them where it does not fit L1.
     sum_rows_ = converts ? rows_per_part(K * pitch_ * int64_t(sizeof(T)) > 16384 ? 128 : 32) : rows_;
-    converted_ = converts ? arena.take<T>(chunks_ * sum_rows_ * task.dim) : nullptr;
+    converted_pitch_ = odd_lines<T>(task.dim);
+    converted_ = converts ? arena.take<T>(chunks_ * sum_rows_ * converted_pitch_) : nullptr;
     ones_ = centring(task) ? arena.take<T>(rows_) : nullptr;
     column_ = reinterpret_cast<Vec<T>*>(arena.take<char>(pieces_ * 2 * K * int64_t(sizeof(Vec<T>))));
     shift_parts_ = arena.take<T>(pieces_ * K);
@@ -99,9 +101,8 @@ class PrimalPasses {
   // W = the weights given [K, dim], or the prototypes; the support samples come first.
   void prepare(const void* given) {
     prepare_samples();
-    const int64_t K = task_.classes;
-    for (int64_t j = 0; j < K * pitch_; ++j) weights_[j] = T(0);
-    for (int64_t j = 0; j < chunks_ * K * pitch_; ++j) sums_[j] = T(0);  // beyond dim they stay so
+    for (int64_t row = 1; row <= chunks_ * task_.classes; ++row)
+      store(sums_ + row * pitch_ - W, Vec<T>{});  // beyond dim they stay so
     if (given)
       copy_weights(static_cast<const T*>(given));
     else
@@ -109,11 +110,16 @@ class PrimalPasses {
     keep_weights();
   }
   void copy_weights(const T* given) {
-    for (int64_t k = 0; k < task_.classes; ++k)
-      for (int64_t j = 0; j < task_.dim; ++j)
-        weights_[k * pitch_ + j] = given[k * task_.dim + j] - mean_at(j);
+    const T* const mean = static_cast<const T*>(task_.mean);
+    for (int64_t k = 0; k < task_.classes; ++k) {
+      T* const w = weights_ + k * pitch_;
+      store(w + pitch_ - W, Vec<T>{});
+      for (int64_t j = 0; j < task_.dim; ++j) w[j] = given[k * task_.dim + j];
+      for (int64_t j = 0; mean && j < task_.dim; ++j) w[j] -= mean[j];
+    }
   }
   void add_prototypes() {
+    for (int64_t j = 0; j < task_.classes * pitch_; ++j) weights_[j] = T(0);
     for (int64_t i = 0; i < task_.support; ++i) {
       const T* x;
       sample_pointers(task_, scale_, i, 1, converted_, &x);
@@ -128,8 +134,10 @@ class PrimalPasses {
     each_piece([&](Block<T>& block, int64_t b, int64_t chunk) {
       const int64_t n = count(b);
       each_part(b, chunk, dot_rows_, [&](const T* const* x, const T* scale, int64_t first, int64_t some) {
-        dot_rows(x, scale, some, difference_, pitch_, task_.classes - 1, task_.dim, block.logits + first,
-                 rows_);
+        with_rows(x, b, first, some, [&](auto rows, auto meanwhile) {
+          dot_rows(rows, scale, some, difference_, pitch_, task_.classes - 1, task_.dim, block.logits + first,
+                   rows_, meanwhile);
+        });
       });
       for (int64_t k = 0; k < task_.classes - 1; ++k)
         for (int64_t i = n; i < block.vectors * W; ++i) block.logits[k * rows_ + i] = T(0);
@@ -154,8 +162,11 @@ class PrimalPasses {
           for (int64_t i = 0; i < n; ++i) block.x[k * rows_ + i] *= scale[i];
       }
       each_part(b, chunk, sum_rows_, [&](const T* const* x, const T*, int64_t first, int64_t some) {
-        accumulate_rows(x, some, block.x + first, rows_, columns_, task_.dim,
-                        first > 0 || b > chunk * chunk_blocks_, sums_ + chunk * K * pitch_, pitch_);
+        with_rows(x, b, first, some, [&](auto rows, auto meanwhile) {
+          accumulate_rows(rows, some, block.x + first, rows_, columns_, task_.dim,
+                          first > 0 || b > chunk * chunk_blocks_, sums_ + chunk * K * pitch_, pitch_,
+                          meanwhile);
+        });
       });
     });
   }
@@ -254,15 +265,29 @@ class PrimalPasses {
                   rows = fit > least ? fit : least;
     return rows < rows_ ? rows : rows_;
   }
-  T* scratch(int64_t chunk) { return converted_ ? converted_ + chunk * sum_rows_ * task_.dim : nullptr; }
+  T* scratch(int64_t chunk) {
+    return converted_ ? converted_ + chunk * sum_rows_ * converted_pitch_ : nullptr;
+  }
   // While samples first .. first + n - 1 of block b are worked on: asks for the n samples after them, and for as much of
-  // the log p of the next block, which may all come from memory.
-  TIM_INLINE void prefetch(int64_t b, int64_t first, int64_t n) const {
-    prefetch_samples<T>(task_, b * rows_ + first + n, n);
+  // the log p of the next block, which may all come from memory. Of long work, a tile's share at a time: a processor drops
+  // some of what is asked for all at once.
+  TIM_INLINE void prefetch(int64_t b, int64_t first, int64_t n, int64_t tile, int64_t tiles) const {
+    const int64_t from = n * tile / tiles, end = n * (tile + 1) / tiles, K = task_.classes;
+    prefetch_samples<T>(task_, b * rows_ + first + n + from, end - from);
     if (b + 1 == blocks) return;
-    const int64_t K = task_.classes, end = (first + n) * K;
-    const T* const next = logits_ + (b + 1) * rows_ * K;
-    for (int64_t at = first * K; at < end; at += 64 / int64_t(sizeof(T))) __builtin_prefetch(next + at, 0, 2);
+    const T* const next = logits_ + ((b + 1) * rows_ + first) * K;
+    for (int64_t at = from * K; at < end * K; at += 64 / int64_t(sizeof(T)))
+      __builtin_prefetch(next + at, 0, 2);
+  }
+  // f(rows, meanwhile), with the samples first .. first + n - 1 of block b as the products read them.
+  template <class F>
+  TIM_INLINE void with_rows(const T* const* x, int64_t b, int64_t first, int64_t n, F f) const {
+    if (task_.centred_in_registers)
+      return f(CentredRows<T>{x, static_cast<const T*>(task_.mean)}, NothingMeanwhile{});
+    if (converted_ && !spreads_) prefetch(b, first, n, 0, 1);
+    f(PlainRows<T>{x}, [=](int64_t tile, int64_t tiles) TIM_LAMBDA_INLINE {
+      if (spreads_) prefetch(b, first, n, tile, tiles);
+    });
   }
   // f(x, scales, first, n) for the samples of a block, `rows` at a time.
   template <class F>
@@ -271,7 +296,6 @@ class PrimalPasses {
     const T** x = pointers_ + chunk * rows_;
     for (int64_t first = 0; first < n; first += rows) {
       const int64_t some = n - first < rows ? n - first : rows;
-      if (converted_) prefetch(b, first, some);
       sample_pointers(task_, scale_, i0 + first, some, scratch(chunk), x);
       f(x, scales(i0 + first), first, some);
     }
@@ -300,12 +324,13 @@ class PrimalPasses {
   }
   // A_k of the columns j .. j + W - 1, all k.
   TIM_INLINE void gather_sums(int64_t j, Vec<T>* sum) const {
-    const int64_t K = task_.classes;
-    sum[K - 1] = Vec<T>{};
-    for (int64_t k = 0; k < columns_; ++k) {
+    const int64_t columns = columns_;
+    Vec<T> rest = Vec<T>{};
+    for (int64_t k = 0; k < columns; ++k) {
       sum[k] = chunks_ == 1 ? load(sums_ + k * pitch_ + j) : sum_of_chunks(k, j);
-      if (columns_ < K) sum[K - 1] -= sum[k];
+      rest -= sum[k];
     }
+    if (columns < task_.classes) sum[columns] = rest;
   }
   Vec<T> sum_of_chunks(int64_t k, int64_t j) const {
     double lane[W] = {};
@@ -322,8 +347,9 @@ class PrimalPasses {
   Coefficients<T> c_;
   std::optional<SampleLanes<T>> samples_;
   int64_t columns_;  // of A that the weighted pass computes
+  bool spreads_;     // what is fetched for later, over the tiles of a product
   bool restore_;     // p is made from log p in the weighted pass
-  int64_t pitch_, rows_, chunk_blocks_, chunks_, pieces_;
+  int64_t pitch_, converted_pitch_, rows_, chunk_blocks_, chunks_, pieces_;
   int64_t dot_rows_, sum_rows_;  // samples of a part of a block, see each_part; dot_rows_ <= sum_rows_
   T *weights_, *difference_, *logits_, *before_, *sums_, *log_total_, *inverse_, *p_, *p_weight_, *x_,
       *q_weight_, *converted_, *ones_, *shift_parts_;

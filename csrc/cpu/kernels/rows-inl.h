@@ -286,16 +286,25 @@ TIM_INLINE void prefetch_samples(const Task& task, int64_t i0, int64_t n) {
 // Whether samples must still be centred: z_i = scale_i x_i - mean.
 inline bool centring(const Task& task) { return task.mean != nullptr && !task.centred; }
 
-// Pointers to rows x_i, i = i0 .. i0 + n - 1, in type T: where they lie, or converted into `scratch` [n, dim].
+// A row of dim numbers in whole cache lines, an odd number of them: the same columns of many rows then lie in different
+// sets of a cache.
+template <class T>
+int64_t odd_lines(int64_t dim) {
+  constexpr int64_t line = 64 / int64_t(sizeof(T));
+  return ((dim + line - 1) / line | 1) * line;
+}
+
+// Pointers to rows x_i, i = i0 .. i0 + n - 1, in type T: where they lie, or converted into `scratch` [n, odd_lines(dim)].
 template <class T>
 void row_pointers(const Task& task, int64_t i0, int64_t n, T* scratch, const T** pointers) {
+  const int64_t pitch = odd_lines<T>(task.dim);
   with_features<T>(task, [&](auto* features) {
     for (int64_t i = 0; i < n; ++i) {
       auto* x = features + task.rows[i0 + i] * task.dim;
       if constexpr (std::is_same_v<decltype(x), const T*>) {
         pointers[i] = x;
       } else {
-        T* z = scratch + i * task.dim;
+        T* z = scratch + i * pitch;
         int64_t c = 0;
         for (; c + kWidth<T> <= task.dim; c += kWidth<T>) store(z + c, load_row<T>(x + c));
         Vec<T> tail = load_row_tail<T>(x + c, task.dim - c);
@@ -313,10 +322,11 @@ bool rows_need_scratch(const Task& task) {
 template <class T>
 void sample_pointers(const Task& task, const T* scale, int64_t i0, int64_t n, T* scratch,
                      const T** pointers) {
-  if (!centring(task)) return row_pointers(task, i0, n, scratch, pointers);
+  if (!centring(task) || task.centred_in_registers) return row_pointers(task, i0, n, scratch, pointers);
+  const int64_t pitch = odd_lines<T>(task.dim);
   with_features<T>(task, [&](auto* features) {
     for (int64_t i = 0; i < n; ++i) {
-      T* z = scratch + i * task.dim;
+      T* z = scratch + i * pitch;
       centre_row(features + task.rows[i0 + i] * task.dim, scale[i0 + i], static_cast<const T*>(task.mean),
                  task.dim, z);
       pointers[i] = z;
@@ -325,7 +335,7 @@ void sample_pointers(const Task& task, const T* scale, int64_t i0, int64_t n, T*
 }
 template <class T>
 bool samples_need_scratch(const Task& task) {
-  return centring(task) || rows_need_scratch<T>(task);
+  return (centring(task) && !task.centred_in_registers) || rows_need_scratch<T>(task);
 }
 
 }  // namespace TIM_ISA

@@ -150,29 +150,86 @@ struct Panels {
   int64_t narrow_ = 0, wide_ = 0;  // vectors of a narrow panel; panels with one more
 };
 
-// out[k * ld + i] = scale[i] * sum_c x_i[c] v[k * v_ld + c] for all k < columns, i < n.
-// Vectors run over c, so rows are read where they lie; each sum is the same whatever the tile.
+// The products below call meanwhile(tile, tiles) before each of their tiles.
+struct NothingMeanwhile {
+  TIM_INLINE void operator()(int64_t, int64_t) const {}
+};
+
+// Rows z_i as the products over features read them: x_i where they lie.
 template <class T>
-void dot_rows(const T* const* x, const T* scale, int64_t n, const T* v, int64_t v_ld, int64_t columns,
-              int64_t dim, T* out, int64_t ld) {
+struct PlainRows {
+  const T* const* x;
+  TIM_INLINE Vec<T> common(int64_t) const { return Vec<T>{}; }
+  TIM_INLINE Vec<T> read(const T* row, int64_t c, Vec<T>) const { return load(row + c); }
+  TIM_INLINE T one(int64_t i, int64_t c) const { return x[i][c]; }
+  TIM_INLINE void fetch(const T*, int64_t) const {}
+};
+// x_i - centre, made in registers from rows that come from memory.
+template <class T>
+struct CentredRows {
+  const T* const* x;
+  const T* centre;
+  TIM_INLINE Vec<T> common(int64_t c) const { return load(centre + c); }
+  TIM_INLINE Vec<T> read(const T* row, int64_t c, Vec<T> of_centre) const {
+    return load(row + c) - of_centre;
+  }
+  TIM_INLINE T one(int64_t i, int64_t c) const { return x[i][c] - centre[c]; }
+  // The cache line that begins at column c, of a row some way behind this one.
+  TIM_INLINE void fetch(const T* row, int64_t c) const {
+    constexpr int64_t line = 64 / sizeof(T), ahead = 32768 / sizeof(T);
+    if (kWidth<T> >= line || c % line == 0) __builtin_prefetch(row + c + ahead, 0, 2);
+  }
+};
+
+// out[k * ld + i] = scale[i] * sum_c z_i[c] v[k * v_ld + c] for all k < columns, i < n.
+// Vectors run over c, so rows are read where they lie; each sum is the same whatever the tile.
+template <int MostR, int MostS, class T, class Rows, class Meanwhile>
+void dot_rows_in_tiles(Rows rows, const T* scale, int64_t n, const T* v, int64_t v_ld, int64_t columns,
+                       int64_t dim, T* out, int64_t ld, Meanwhile meanwhile) {
+  const int64_t tiles = (columns + MostR - 1) / MostR * ((n + MostS - 1) / MostS);
+  int64_t tile = 0;
   constexpr int W = kWidth<T>;
   const int64_t whole = dim - dim % W;
-  for_row_tiles<kWideRows>(columns, [&](int64_t k0, auto nr) {
+  for_row_tiles<MostR>(columns, [&](int64_t k0, auto nr) {
     constexpr int NR = decltype(nr)::value;
-    for (int64_t i0 = 0; i0 < n; i0 += kWideVectors) {
-      with_constant<kWideVectors>(int(n - i0 < kWideVectors ? n - i0 : kWideVectors), [&](auto ns) {
+    for (int64_t i0 = 0; i0 < n; i0 += MostS) {
+      meanwhile(tile++, tiles);
+      with_constant<MostS>(int(n - i0 < MostS ? n - i0 : MostS), [&](auto ns) {
         constexpr int NS = decltype(ns)::value;
         Vec<T> acc[NR][NS] = {};
+        const T *x[NS], *of_v[NR];  // in registers: after a fetch GCC reads again what it refers to
+#pragma GCC unroll 8
+        for (int s = 0; s < NS; ++s) x[s] = rows.x[i0 + s];
+#pragma GCC unroll 8
+        for (int r = 0; r < NR; ++r) of_v[r] = v + (k0 + r) * v_ld;
+        const Rows here = rows;
         for (int64_t c = 0; c < whole; c += W) {
-          Vec<T> xv[NS];
+          const Vec<T> common = here.common(c);
+          if (k0 == 0)
 #pragma GCC unroll 8
-          for (int s = 0; s < NS; ++s) xv[s] = load(x[i0 + s] + c);
+            for (int s = 0; s < NS; ++s) here.fetch(x[s], c);
+          if constexpr (MostS <= MostR) {  // the fewer stay in registers
+            Vec<T> xv[NS];
 #pragma GCC unroll 8
-          for (int r = 0; r < NR; ++r) {
-            Vec<T> vv = load(v + (k0 + r) * v_ld + c);
-            in_register(vv);
+            for (int s = 0; s < NS; ++s) xv[s] = here.read(x[s], c, common);
 #pragma GCC unroll 8
-            for (int s = 0; s < NS; ++s) acc[r][s] += xv[s] * vv;
+            for (int r = 0; r < NR; ++r) {
+              Vec<T> vv = load(of_v[r] + c);
+              in_register(vv);
+#pragma GCC unroll 8
+              for (int s = 0; s < NS; ++s) acc[r][s] += xv[s] * vv;
+            }
+          } else {
+            Vec<T> vv[NR];
+#pragma GCC unroll 8
+            for (int r = 0; r < NR; ++r) vv[r] = load(of_v[r] + c);
+#pragma GCC unroll 8
+            for (int s = 0; s < NS; ++s) {
+              Vec<T> xv = here.read(x[s], c, common);
+              in_register(xv);
+#pragma GCC unroll 8
+              for (int r = 0; r < NR; ++r) acc[r][s] += xv * vv[r];
+            }
           }
         }
         if constexpr (NS == 4 && W >= 4) {
@@ -198,7 +255,7 @@ void dot_rows(const T* const* x, const T* scale, int64_t n, const T* v, int64_t 
             for (int r = 0; r < NR; ++r) sum[r] = reduce_add<T>(acc[r][s]);
           }
           for (int r = 0; r < NR; ++r) {
-            for (int64_t c = whole; c < dim; ++c) sum[r] += x[i0 + s][c] * v[(k0 + r) * v_ld + c];
+            for (int64_t c = whole; c < dim; ++c) sum[r] += rows.one(i0 + s, c) * v[(k0 + r) * v_ld + c];
             out[(k0 + r) * ld + i0 + s] = sum[r] * scale[i0 + s];
           }
         }
@@ -207,22 +264,38 @@ void dot_rows(const T* const* x, const T* scale, int64_t n, const T* v, int64_t 
   });
 }
 
-// out[k * out_ld + c] (+)= sum_i coef[k * ld + i] x_i[c] for all k < columns, c < dim; += if add.
-template <class T>
-void accumulate_rows(const T* const* x, int64_t n, const T* coef, int64_t ld, int64_t columns, int64_t dim,
-                     bool add, T* out, int64_t out_ld) {
+template <class T, class Rows, class Meanwhile>
+void dot_rows(Rows rows, const T* scale, int64_t n, const T* v, int64_t v_ld, int64_t columns, int64_t dim,
+              T* out, int64_t ld, Meanwhile meanwhile) {
+  // With 16 registers 12 sums of three columns and four rows, which leave together, or of the four columns there are.
+  if (kWideRows <= 4 && columns > 4)
+    dot_rows_in_tiles<3, 4>(rows, scale, n, v, v_ld, columns, dim, out, ld, meanwhile);
+  else
+    dot_rows_in_tiles<kWideRows, kWideVectors>(rows, scale, n, v, v_ld, columns, dim, out, ld, meanwhile);
+}
+
+// out[k * out_ld + c] (+)= sum_i coef[k * ld + i] z_i[c] for all k < columns, c < dim; += if add.
+template <class T, class Rows, class Meanwhile>
+void accumulate_rows(Rows rows, int64_t n, const T* coef, int64_t ld, int64_t columns, int64_t dim, bool add,
+                     T* out, int64_t out_ld, Meanwhile meanwhile) {
   constexpr int W = kWidth<T>;
   const int64_t whole = dim / W;
+  const int64_t tiles = (columns + kWideRows - 1) / kWideRows * ((whole + kWideVectors - 1) / kWideVectors);
+  int64_t tile = 0;
   for (int64_t c0 = 0; c0 < whole; c0 += kWideVectors) {
     with_constant<kWideVectors>(int(whole - c0 < kWideVectors ? whole - c0 : kWideVectors), [&](auto nv) {
       constexpr int NV = decltype(nv)::value;
       for_row_tiles<kWideRows>(columns, [&](int64_t k0, auto nr) {
         constexpr int NR = decltype(nr)::value;
-        Vec<T> acc[NR][NV] = {};
+        meanwhile(tile++, tiles);
+        Vec<T> acc[NR][NV] = {}, common[NV];
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; ++v) common[v] = rows.common((c0 + v) * W);
         for (int64_t i = 0; i < n; ++i) {
+          const T* const x = rows.x[i];
           Vec<T> xv[NV];
 #pragma GCC unroll 8
-          for (int v = 0; v < NV; ++v) xv[v] = load(x[i] + (c0 + v) * W);
+          for (int v = 0; v < NV; ++v) xv[v] = rows.read(x, (c0 + v) * W, common[v]);
 #pragma GCC unroll 8
           for (int r = 0; r < NR; ++r) {
             Vec<T> b = splat<T>(coef[(k0 + r) * ld + i]);
@@ -244,7 +317,7 @@ void accumulate_rows(const T* const* x, int64_t n, const T* coef, int64_t ld, in
   for (int64_t c = whole * W; c < dim; ++c)
     for (int64_t k = 0; k < columns; ++k) {
       T sum = 0;
-      for (int64_t i = 0; i < n; ++i) sum += coef[k * ld + i] * x[i][c];
+      for (int64_t i = 0; i < n; ++i) sum += coef[k * ld + i] * rows.one(i, c);
       out[k * out_ld + c] = add ? out[k * out_ld + c] + sum : sum;
     }
 }
