@@ -73,7 +73,7 @@ class PrimalPasses {
     q_weight_ = arena.take<T>(chunks_ * rows_);
     pointers_ = arena.take<const T*>(chunks_ * rows_);
     const bool converts = samples_need_scratch<T>(task);
-    spreads_ = converts && columns_ > 2 * kWideRows;
+    spreads_ = converts && columns_ > 12;  // with fewer, the work on a part is short
     dot_rows_ = converts ? rows_per_part(4 * 4) : rows_;
     // A [K, dim] is read and written for every part: fewer of them where it does not fit L1.
     sum_rows_ = converts ? rows_per_part(K * pitch_ * int64_t(sizeof(T)) > 16384 ? 128 : 32) : rows_;
@@ -284,7 +284,6 @@ class PrimalPasses {
   TIM_INLINE void with_rows(const T* const* x, int64_t b, int64_t first, int64_t n, F f) const {
     if (task_.centred_in_registers)
       return f(CentredRows<T>{x, static_cast<const T*>(task_.mean)}, NothingMeanwhile{});
-    if (converted_ && !spreads_) prefetch(b, first, n, 0, 1);
     f(PlainRows<T>{x}, [=](int64_t tile, int64_t tiles) TIM_LAMBDA_INLINE {
       if (spreads_) prefetch(b, first, n, tile, tiles);
     });
@@ -296,6 +295,7 @@ class PrimalPasses {
     const T** x = pointers_ + chunk * rows_;
     for (int64_t first = 0; first < n; first += rows) {
       const int64_t some = n - first < rows ? n - first : rows;
+      if (converted_ && !spreads_) prefetch(b, first, some, 0, 1);
       sample_pointers(task_, scale_, i0 + first, some, scratch(chunk), x);
       f(x, scales(i0 + first), first, some);
     }
