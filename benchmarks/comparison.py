@@ -36,6 +36,7 @@ class Candidate:
     rate: bool = False  # the call returns its multiply-adds per second, which replace the clock
     note: str = ""  # for the report: what is compared with what
     double: bool = False  # whether its multiply-adds are in float64
+    missing: str = ""  # what it needs and is not installed: then it is skipped
     x: Mapping[str, float] = field(default_factory=dict)  # its place in a sweep
 
 
@@ -59,6 +60,11 @@ class Comparison:
     def __post_init__(self) -> None:
         if not self.reference:
             object.__setattr__(self, "reference", next(iter(self.candidates)))
+
+    @property
+    def present(self) -> dict[str, Candidate]:
+        """The candidates for which nothing is missing."""
+        return {name: candidate for name, candidate in self.candidates.items() if not candidate.missing}
 
 
 @dataclass(frozen=True)
@@ -119,7 +125,7 @@ def agree(
     data = comparison.make(torch.device(device)) if data is None else data
     took = {}
     with _threads(comparison.threads):
-        for name, candidate in comparison.candidates.items():
+        for name, candidate in comparison.present.items():
             torch.set_num_threads(threads or candidate.threads or comparison.threads)
             begin = time.perf_counter()
             result = candidate.call(data)
@@ -136,7 +142,7 @@ def measure(comparison: Comparison, seconds: float, device: str = "cpu") -> Meas
     """Checks all candidates, then lets them take turns for about `seconds`."""
     data = comparison.make(torch.device(device))
     took = agree(comparison, device, data)
-    candidates = comparison.candidates
+    candidates = comparison.present
     names = list(candidates)
     times: dict[str, list[float]] = {name: [] for name in names}
     peaks: dict[str, list[float]] = {name: [] for name in names}

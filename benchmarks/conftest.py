@@ -89,6 +89,8 @@ def run(benchmark: Any, request: pytest.FixtureRequest) -> Any:
     """run(comparison, candidate, device): agreement, and unless benchmarks are disabled, times."""
 
     def run(comparison: Comparison, name: str, device: str) -> None:
+        if comparison.candidates[name].missing:
+            pytest.skip(comparison.candidates[name].missing)
         key = comparison.name, device
         if benchmark.disabled:
             if key not in agreed:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 import tim_ext
 
-from . import competitors
+from . import competitors, jax_competitors
 from .comparison import Candidate, Comparison
 from .conftest import suite
 from .tasks import Shape, Tasks
@@ -18,6 +18,8 @@ RIVALS = {
     "torch loop, torch.compile": competitors.compiled_torch_loop,
     "torch loop, regrouped": competitors.torch_regrouped_loop,
     "torch loop, Gram domain": competitors.torch_gram_loop,
+    "JAX": jax_competitors.jax_loop,
+    "JAX, Gram domain": jax_competitors.jax_gram_loop,
 }
 ALIKE = 0.999  # of the predictions: float32 can tip a sample that lies between two classes
 
@@ -43,7 +45,8 @@ def compare(
     candidates = {"tim_ext.adm": Candidate(solve, shape.adm_multiply_adds(), shape.bytes())}
     for name in rivals:
         candidates[name] = Candidate(
-            lambda tasks, rival=RIVALS[name]: rival(tasks.features, tasks.labels, tasks.support)
+            lambda tasks, rival=RIVALS[name]: rival(tasks.features, tasks.labels, tasks.support),
+            missing=jax_competitors.MISSING if name.startswith("JAX") else "",
         )
     candidates["nearest prototype"] = Candidate(
         lambda tasks: competitors.nearest_prototype(tasks.features, tasks.labels, tasks.support),

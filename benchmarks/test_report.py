@@ -138,6 +138,13 @@ def test_every_candidate_has_a_time_in_every_turn():
     assert measured.ratios("a") == [1.0] * 5
 
 
+def test_a_candidate_that_misses_something_is_left_out():
+    there, missing = Candidate(lambda data: None), Candidate(lambda data: 1 / 0, missing="not installed")
+    calls = {"a": there, "b": missing}
+    measured = measure(Comparison("nothing", lambda device: 1, calls, lambda *result: None), 0.0)
+    assert set(measured.times) == {"a"}
+
+
 @pytest.mark.parametrize(
     "name", ["gpu", "label", "predict_images", "real_features", "report", "results", "scale"]
 )

@@ -13,6 +13,7 @@
 //   3. cpu/<name>.cpp and cuda/<name>.cpp, which register it; the work in cpu/core and cpu/kernels (a slot of Kernels, filled by
 //      name in table-inl.h) and in cuda/core (declared in core.h);
 //   4. the emulation: binding.cpp and the backends of the tests.
+// Of those that the CPU alone has (shard_*, and those of the baselines), no part of 2 to 4 that is for CUDA.
 //
 // A batch of tasks is flat. Sample r of the batch is row `rows[r]` of `features` (row r itself when
 // `rows` is absent); task t owns the samples offsets[t] .. offsets[t+1] and has classes[t] classes.
@@ -102,6 +103,23 @@ STABLE_TORCH_LIBRARY(tim_ext, m) {
       "lam, "
       "float alpha, float temperature, float marginal_weight, float entropy_order=1.0, Tensor(a!) loss, "
       "Tensor(b!) terms, Tensor(c!) gradient) -> ()");
+
+  // What tim_ext.baselines does on the CPU, on B tasks padded to one number of samples: rows and labels [B, N]; steps: those of
+  // tim_ext/transforms.py, joined by "+". Of a method p comes as [B, K, N], with the weights [B, K, d] that it is computed from.
+  // finite [B]: 1 where all features of the task are. samples [B, N, d]: transformed, 0 for padding.
+  m.def(
+      "gather_tasks(Tensor features, Tensor rows, Tensor labels, str steps, Tensor? base_mean=None) -> "
+      "(Tensor samples, Tensor finite)");
+  m.def(
+      "bd_cspn(Tensor features, Tensor rows, Tensor labels, str steps, Tensor? base_mean, SymInt classes, "
+      "float scale, float temperature) -> (Tensor probs, Tensor weights, Tensor finite)");
+  m.def(
+      "laplacian_shot(Tensor features, Tensor rows, Tensor labels, str steps, Tensor? base_mean, SymInt "
+      "classes, bool rectify, float scale, int neighbors, float lam, int iterations, float tol) -> "
+      "(Tensor probs, Tensor weights, Tensor finite, Tensor iterations)");
+  m.def(
+      "pt_map(Tensor features, Tensor rows, Tensor labels, str steps, Tensor? base_mean, SymInt classes, "
+      "float lam, float step, int iterations, float tol) -> (Tensor probs, Tensor weights, Tensor finite)");
 
   // The halves of an iteration on a part of one task, for tim_ext.distributed: the part's samples
   // features [n, d] and labels [n]; weights [K, d]. Sums leave in float64; what they are: cpu/kernels/shard-inl.h.

@@ -35,7 +35,11 @@ def test_the_pool_is_transformed_once_for_all_methods(pool, monkeypatch):
         return real(features)
 
     monkeypatch.setattr(tim_ext.transforms, "l2_normalize", watch)
-    tim_ext.evaluate(*pool, methods=["prototype", "simpleshot", "bd-cspn"], tasks=600)
+    methods = ["prototype", "simpleshot", "bd-cspn"]
+    tim_ext.evaluate(*pool, methods=methods, tasks=600)
+    assert calls == []  # the methods do it while they read the features
+    hyper = {name: {"transform": "power+l2"} for name in methods}
+    tim_ext.evaluate(*pool, methods=methods, hyper=hyper, tasks=600)
     assert calls.count(pool[0].shape) == 1
 
 

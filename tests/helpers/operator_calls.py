@@ -135,8 +135,27 @@ def samples() -> dict[str, list[tuple[tuple, dict]]]:
                 },
             )
         ],
+        **baseline_samples(),
         **shard_samples(),
     }
+
+
+def baseline_samples() -> dict[str, list[tuple[tuple, dict]]]:
+    """Three tasks, in every type."""
+    found: dict[str, list[tuple[tuple, dict]]] = {}
+    rows = torch.arange(LABELS.numel()).flip(0).view(LABELS.shape)
+    for dtype in (torch.float64, torch.float32, torch.float16):
+        features = FEATURES.flatten(0, 1).to(dtype)
+        mean = features[0].to(torch.float64 if dtype == torch.float64 else torch.float32)
+        task = features, rows, LABELS, "center+l2", mean
+        for name, settings in [
+            ("gather_tasks", ()),
+            ("bd_cspn", (3, 10.0, 10.0)),
+            ("laplacian_shot", (3, True, 10.0, 2, 0.7, 20, 1e-6)),
+            ("pt_map", (3, 10.0, 0.2, 20, 1e-6)),
+        ]:
+            found.setdefault(name, []).append(((*task, *settings), {}))
+    return found
 
 
 def shard_samples() -> dict[str, list[tuple[tuple, dict]]]:

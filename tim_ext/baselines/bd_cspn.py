@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
+from ..solver.inputs import QUERY
 from ..solver.params import OUTPUTS, check_number
 from ..solver.result import Result
+from .operators import Source
 from .pieces import Piece, Solution, cosines, divisor, solve_tasks
 
 SCALE = 10.0
@@ -50,7 +52,12 @@ def bd_cspn(
         probs = (temperature * cosines(piece.z, w)).softmax(dim=1)
         return Solution(probs, w, piece.query.any(dim=1).long())
 
-    return solve_tasks(solve, (features, labels, index, num_classes), transform, base_mean, outputs)
+    def operator(source: Source, count: int) -> tuple[Solution, Tensor]:
+        probs, w, finite = source.call("bd_cspn", count, scale, temperature)
+        return Solution(probs, w, (source.labels == QUERY).any(dim=1).long()), finite
+
+    task = features, labels, index, num_classes
+    return solve_tasks(solve, task, transform, base_mean, outputs, operator=operator)
 
 
 def rectified_prototypes(piece: Piece, scale: float) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..solver.params import OUTPUTS, check_count, check_flag, check_number
 from ..solver.result import Result
 from .bd_cspn import SCALE, rectified_prototypes
+from .operators import Source
 from .pieces import PIECE_BYTES, Piece, Solution, first, prototypes, solve_tasks, squared_distances, take
 
 
@@ -63,7 +64,13 @@ def laplacian_shot(
         probs = y.mT.contiguous().masked_scatter_(piece.query[..., None], q.mT[exists])
         return Solution(probs.mT, w, ran)
 
-    return solve_tasks(solve, (features, labels, index, num_classes), transform, base_mean, outputs)
+    def operator(source: Source, count: int) -> tuple[Solution, Tensor]:
+        settings = rectify, scale, neighbors, lam, iterations, tol
+        probs, w, finite, ran = source.call("laplacian_shot", count, *settings)
+        return Solution(probs, w, ran), finite
+
+    task = features, labels, index, num_classes
+    return solve_tasks(solve, task, transform, base_mean, outputs, operator=operator)
 
 
 def nearest(z: Tensor, exists: Tensor, neighbors: int) -> tuple[Tensor, Tensor]:

@@ -57,5 +57,5 @@ def run_solver(
         assert isinstance(result.weights, Tensor)
         return Solution(result.probs.mT, result.weights, result.iterations)
 
-    kinds = {} if per_task is None else {"kinds_of": per_task[1]}
+    kinds: dict[str, Any] = {} if per_task is None else {"kinds_of": per_task[1]}
     return solve_tasks(solve, task, "+".join(steps) or "none", base_mean, outputs, **kinds)

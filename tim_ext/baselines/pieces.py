@@ -20,9 +20,10 @@ from ..solver.params import TimParams, check_outputs
 from ..solver.refusals import RESULT_NOT_FINITE, find_problem
 from ..solver.result import Result
 from ..transforms import Transform, blank, l2_normalize, make_transform
+from .operators import Source, native
 from .threads import for_each
 
-PIECE_BYTES = 8 * 2**20  # of features; a task that is larger makes a piece of its own
+PIECE_BYTES = 8 * 2**20  # of features, or of results; a task that is larger makes a piece of its own
 
 Task = tuple[Any, Any, Any, int | None]  # features, labels, index, num_classes as the user passed them
 
@@ -56,6 +57,10 @@ class Solution(NamedTuple):
     iterations: Tensor | int  # [B]
 
 
+# a method as an operator, on tasks with so many classes: its solution, and whether their features are finite
+Operator = Callable[[Source, int], tuple[Solution, Tensor]]
+
+
 @torch.no_grad()
 def solve_tasks(
     solve: Callable[[Piece], Solution],
@@ -64,24 +69,38 @@ def solve_tasks(
     base_mean: Any,
     outputs: Sequence[str],
     kinds_of: Callable[[Batch], Sequence[float]] = lambda batch: [0.0] * len(batch.sizes),
+    operator: Operator | None = None,
 ) -> Result:
-    """Runs `solve` on all tasks, piece by piece. The kind of a task is a hyper-parameter of its own."""
+    """Runs `solve` on all tasks, piece by piece; on the CPU the operator instead, if there is one.
+
+    The kind of a task is a hyper-parameter of its own.
+    """
     outputs = check_outputs(outputs)
     batch = make_batch(*task)
     change = make_transform(transform, base_mean, batch.features)
-    check_values(batch)
-    features, change = transform_pool(batch, change)
-
+    on_cpu = native(batch.features)  # features are looked at where they are gathered
+    check_values(batch, features_too=not on_cpu)
+    features, change = (batch.features, change) if on_cpu else transform_pool(batch, change)
+    operator = operator if on_cpu else None
     results = _Results(batch, outputs)
 
     def run(members: tuple[Tensor, float]) -> None:
         tasks, kind = members
-        samples, labels, z = gather(batch, features, tasks)
-        z = blank(change(z, labels), labels == PADDING)
-        piece = Piece(z, labels, int(batch.classes[tasks[0]]), kind)
-        results.put(tasks, samples, piece, solve(piece))
+        samples, rows, labels = samples_of(batch, tasks)
+        source, count = Source(features, rows, labels, change), int(batch.classes[tasks[0]])
+        if operator is None:
+            z, finite = source.gather()
+        else:
+            solution, all_finite = operator(source, count)
+            finite = bool(all_finite.all())
+        if not finite:
+            check_values(batch)
+        if operator is None:
+            solution = solve(Piece(z, labels, count, kind))
+        results.put(tasks, samples, labels, solution)
 
-    for_each(run, list(split(batch, kinds_of(batch))), batch.features.device)
+    numbers = batch.features.shape[1] if operator is None else 4 * max(batch.counts)  # of a sample
+    for_each(run, list(split(batch, kinds_of(batch), numbers)), batch.features.device)
     check_status(batch, results.status)
     return make_result(batch, TimParams(), outputs, *results.flat())
 
@@ -98,9 +117,12 @@ def transform_pool(batch: Batch, change: Transform) -> tuple[Tensor, Transform]:
 # Pieces -------------------------------------------------------------------------------------------
 
 
-def split(batch: Batch, kinds: Sequence[float]) -> Iterator[tuple[Tensor, float]]:
-    """Tasks [B] of each piece, of one kind and one number of classes and of similar size, and their kind."""
-    bytes_per_sample = batch.features.shape[1] * (8 if batch.features.dtype == torch.float64 else 4)
+def split(batch: Batch, kinds: Sequence[float], numbers: int) -> Iterator[tuple[Tensor, float]]:
+    """Tasks [B] of each piece, of one kind and one number of classes and of similar size, and their kind.
+
+    A sample counts as so many numbers.
+    """
+    bytes_per_sample = numbers * (8 if batch.features.dtype == torch.float64 else 4)
     order = sorted(range(len(batch.sizes)), key=lambda t: (kinds[t], batch.counts[t], batch.sizes[t]))
     for (kind, _), group in groupby(order, key=lambda t: (kinds[t], batch.counts[t])):
         piece: list[int] = []
@@ -120,16 +142,13 @@ def support_sizes(batch: Batch) -> list[int]:
     return sizes
 
 
-def gather(batch: Batch, features: Tensor, tasks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The numbers of the samples of some tasks [B, N], -1 past the last of a task, their labels, features."""
+def samples_of(batch: Batch, tasks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of some tasks [B, N]: the numbers of the samples, -1 past the last of a task; their rows and labels."""
     starts, ends = batch.offsets[tasks], batch.offsets[tasks + 1]
     samples = starts[:, None] + torch.arange(int((ends - starts).max()), device="cpu")
     samples = samples.masked_fill_(samples >= ends[:, None], -1).to(batch.labels.device)
     labels = batch.labels[samples].masked_fill_(samples < 0, PADDING)
-    rows = samples if batch.rows is None else batch.rows[samples]
-    rows = rows.masked_fill(labels == PADDING, 0)
-    z = features.index_select(0, rows.flatten()).view(*rows.shape, -1)
-    return samples, labels, z if z.dtype == torch.float64 else z.float()
+    return samples, samples if batch.rows is None else batch.rows[samples], labels
 
 
 class _Results:
@@ -150,19 +169,20 @@ class _Results:
         self.iterations = torch.empty(len(sizes), dtype=torch.int64, device=device)
         self.status = torch.zeros(len(sizes), 3, dtype=torch.int64, device=device)
 
-    def put(self, tasks: Tensor, samples: Tensor, piece: Piece, solution: Solution) -> None:
-        inside, padding = samples >= 0, piece.labels == PADDING  # [B, N]
-        device, count = samples.device, piece.num_classes
-        probs = blank(solution.probs.mT.contiguous(), padding)  # [B, N, K]
-        predictions = probs.argmax(dim=2).masked_fill_(padding, PADDING)
+    def put(self, tasks: Tensor, samples: Tensor, labels: Tensor, solution: Solution) -> None:
+        padding, query = labels == PADDING, labels == QUERY  # [B, N]
+        count, device = solution.probs.shape[1], samples.device
+        predictions = solution.probs.max(dim=1).indices.masked_fill_(padding, PADDING)
+        probs = blank(solution.probs.mT, padding)  # [B, N, K]
+        inside = slice(None) if bool((samples >= 0).all()) else samples >= 0
         self.predictions[samples[inside]] = predictions[inside]
         if self.probs.numel():
             size = samples.shape[1] * count
             places = self.probs_start[tasks, None].to(device) + torch.arange(size, device=device)
             self.probs[places.view_as(probs)[inside]] = probs[inside]
         places = self.weights_start[tasks, None].to(device) + torch.arange(count, device=device)
-        query = piece.query[..., None]  # [B, N, 1]
-        self.proportions[places] = (probs * query).sum(dim=1) / query.sum(dim=1).clamp(min=1)
+        total = query.sum(dim=1, keepdim=True).clamp(min=1)
+        self.proportions[places] = (solution.probs * query[:, None]).sum(dim=2) / total
         if self.weights.numel():
             self.weights[places] = solution.weights
         finite = probs.isfinite().flatten(1).all(dim=1)
@@ -178,22 +198,27 @@ class _Results:
 # What only the values show ------------------------------------------------------------------------
 
 
-def check_values(batch: Batch) -> None:
-    """Refuses the first task that `find_problem` finds fault with, looking at all tasks at once."""
+def check_values(batch: Batch, features_too: bool = True) -> None:
+    """Refuses the first task that `find_problem` finds fault with, looking at all tasks at once.
+
+    Without the features, it looks at them if something else is wrong: the first of all faults counts.
+    """
     labels, device = batch.labels, batch.labels.device
     counts = batch.classes.to(device)
     task = torch.repeat_interleave(torch.tensor(batch.sizes, device=device))  # [R]  of each sample
     used = labels != PADDING
     wrong = (labels < QUERY) | (labels >= counts[task])
     if batch.rows is None:
-        wrong |= ~finite_rows(batch.features)
+        if features_too:
+            wrong |= ~finite_rows(batch.features)
     else:
         outside = (batch.rows < 0) | (batch.rows >= len(batch.features))
-        rows = batch.rows.masked_fill(outside, 0)
-        if len(batch.features) > len(rows):  # of a large pool, only what the tasks use
-            wrong |= outside | ~finite_rows(batch.features, rows)
-        else:
-            wrong |= outside | ~finite_rows(batch.features)[rows]
+        wrong |= outside
+        if features_too:
+            rows = batch.rows.masked_fill(outside, 0)
+            of_pool = len(batch.features) <= len(rows)  # of a larger one, only what the tasks use
+            finite = finite_rows(batch.features)[rows] if of_pool else finite_rows(batch.features, rows)
+            wrong |= ~finite
     wrong &= used
 
     start = torch.cumsum(counts, 0) - counts
@@ -201,6 +226,8 @@ def check_values(batch: Batch) -> None:
     shots = torch.bincount((start[task] + labels)[known], minlength=int(counts.sum()))
     empty = torch.repeat_interleave(counts)[shots == 0]  # tasks of the classes without support
     refused = torch.cat([task[wrong], empty])
+    if refused.numel() and not features_too:
+        check_values(batch)
     if refused.numel():
         t = int(refused.min())
         rows, task_labels, count = next(islice(batch.tasks(), t, None))

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..solver.inputs import QUERY
 from ..solver.params import OUTPUTS, check_count, check_number
 from ..solver.result import Result
+from .operators import Source
 from .pieces import Piece, Solution, gram_matrix, nearness, solve_tasks
 
 BALANCE_STEPS = 100  # at most
@@ -60,7 +62,12 @@ def pt_map(
                 c = c.lerp(p / p.sum(dim=2, keepdim=True), step)
         return Solution(p, c @ z, iterations * query.any(dim=2)[:, 0])
 
-    return solve_tasks(solve, (features, labels, index, num_classes), transform, base_mean, outputs)
+    def operator(source: Source, count: int) -> tuple[Solution, Tensor]:
+        p, w, finite = source.call("pt_map", count, lam, step, iterations, tol)
+        return Solution(p, w, iterations * (source.labels == QUERY).any(dim=1)), finite
+
+    task = features, labels, index, num_classes
+    return solve_tasks(solve, task, transform, base_mean, outputs, operator=operator)
 
 
 def balance(a: Tensor, query: Tensor, g: Tensor, tol: float) -> Tensor:

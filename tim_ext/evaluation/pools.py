@@ -38,7 +38,8 @@ def check_base_mean(value: Any, pool: Tensor) -> Tensor:
 class Pools:
     """The features as each method wants them: steps of a transform that look at one row at a time are done
     once for all tasks, and methods with the same steps share the copy. Copies that would take more than
-    `memory` are not made: the methods then transform what their tasks need of the pool, again and again."""
+    `memory` are not made: the methods then transform what their tasks need of the pool, again and again.
+    Nor is one for unit length alone, which costs the methods nothing."""
 
     def __init__(self, pool: Tensor, base_mean: Tensor | None, memory: int) -> None:
         self.pool, self.base_mean, self.memory = pool, base_mean, memory
@@ -51,7 +52,7 @@ class Pools:
             return self.pool, hyper
         change = make_transform(hyper["transform"], self.base_mean, self.pool)
         done, left = change.steps[: change.rows_only], change.steps[change.rows_only :]
-        if done not in self._copies and not self._copy(change._replace(steps=done)):
+        if done == ("l2",) or (done not in self._copies and not self._copy(change._replace(steps=done))):
             done, left = (), change.steps
         base_mean = self.base_mean if "center" in left else None
         return self._copies[done], {**hyper, "transform": "+".join(left) or "none", "base_mean": base_mean}

@@ -15,9 +15,13 @@ NORMAL_QUANTILE = 1.959963984540054  # of 95 % in the middle
 
 def accuracies(predictions: Tensor | list[Tensor], tasks: Tasks) -> Tensor:
     """Percent of the queries of each task that are right: [T], float64, on the CPU."""
-    sizes = torch.tensor([len(item) for item in predictions])
     predicted, labels, truth = (_flat(item).cpu() for item in (predictions, tasks.labels, tasks.truth))
-    query = labels == QUERY
+    query = labels == QUERY  # [R]
+    if isinstance(predictions, Tensor):  # the same, some times faster
+        shape = predictions.shape
+        right = torch.eq(predicted, truth) & query
+        return 100 * right.view(shape).sum(dim=1).double() / query.view(shape).sum(dim=1)
+    sizes = torch.tensor([len(item) for item in predictions])
     owner = torch.repeat_interleave(sizes)[query]  # the task of each query
     right = torch.eq(predicted, truth)[query]
     counts = torch.bincount(owner, minlength=len(sizes))

@@ -97,6 +97,33 @@ def fake_shard_classify(
     return p, labels.new_empty((n,)), features.new_empty((n,), dtype=dtype), labels.new_empty((3,))
 
 
+def fake_gather_tasks(
+    features: Tensor, rows: Tensor, labels: Tensor, *others: object
+) -> tuple[Tensor, Tensor]:
+    samples = features.new_empty((*rows.shape, features.shape[1]), dtype=real_type(features))
+    return samples, rows.new_empty((rows.shape[0],))
+
+
+def fake_method(
+    features: Tensor,
+    rows: Tensor,
+    labels: Tensor,
+    steps: str,
+    base_mean: Tensor | None,
+    classes: int,
+    *others: object,
+) -> tuple[Tensor, Tensor, Tensor]:
+    (tasks, size), dtype = rows.shape, real_type(features)
+    probs = features.new_empty((tasks, classes, size), dtype=dtype)
+    weights = features.new_empty((tasks, classes, features.shape[1]), dtype=dtype)
+    return probs, weights, rows.new_empty((tasks,))
+
+
+def fake_laplacian_shot(*arguments: Any) -> tuple[Tensor, ...]:
+    results = fake_method(*arguments)
+    return *results, torch.empty_like(results[2])
+
+
 def fake_out(*arguments: object, **options: object) -> None:
     """An overload that writes into tensors of the caller."""
 
@@ -114,6 +141,10 @@ FAKES: dict[str, Callable[..., Any]] = {
     "shard_adm_sums": fake_shard_sums,
     "shard_gd_sums": fake_shard_sums,
     "shard_classify": fake_shard_classify,
+    "gather_tasks": fake_gather_tasks,
+    "bd_cspn": fake_method,
+    "laplacian_shot": fake_laplacian_shot,
+    "pt_map": fake_method,
 }
 
 

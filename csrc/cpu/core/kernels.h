@@ -2,6 +2,7 @@
 // instruction set; kernels() picks the best table the machine can run.
 #pragma once
 
+#include "common/baseline_steps.h"
 #include "common/steps.h"
 #include "cpu/core/core.h"
 
@@ -100,6 +101,15 @@ struct Kernels {
                            void* work);
   void (*q_update)(const Laid<QUpdate<T>>&, int64_t task, const Team&, void* work);
   void (*w_update)(const Laid<WUpdate<T>>&, int64_t task, const Team&, void* work);
+  // The operators behind the baselines on one task, and the bytes of workspace that they ask for.
+  int64_t (*gather_tasks_workspace)(const GatherTasks<T>&);
+  void (*gather_tasks)(const GatherTasks<T>&, int64_t task, void* work);
+  int64_t (*bd_cspn_workspace)(const BdCspn<T>&);
+  void (*bd_cspn)(const BdCspn<T>&, int64_t task, void* work);
+  int64_t (*laplacian_shot_workspace)(const LaplacianShot<T>&);
+  void (*laplacian_shot)(const LaplacianShot<T>&, int64_t task, void* work);
+  int64_t (*pt_map_workspace)(const PtMap<T>&);
+  void (*pt_map)(const PtMap<T>&, int64_t task, void* work);
   // See peak-inl.h.
   int64_t (*multiply_add_rounds)(int64_t rounds, T* sink);
   // The halves of an iteration on a part of a task; see shard-inl.h.

@@ -107,19 +107,6 @@ TIM_INLINE void gradient_block(int64_t classes, Block<T> b, const T* marginal, G
   for (int64_t k = 0; k < K; ++k) out[k] = reduce_add<T>(acc[k]);
 }
 
-template <class T>
-TIM_INLINE Vec<T> vsqrt(Vec<T> x) {
-#if defined(__x86_64__)
-  if constexpr (sizeof(T) == 4)
-    return (Vec<T>)TIM_X86(sqrt, ps)(TIM_MASK(ps) x);
-  else
-    return (Vec<T>)TIM_X86(sqrt, pd)(TIM_MASK(pd) x);
-#else
-  for (int l = 0; l < kWidth<T>; ++l) x[l] = __builtin_sqrt(x[l]);
-  return x;
-#endif
-}
-
 // The weighted pass of TIM-GD: x_ik = g_ik, and its sums per block in place of those of q. `passes.state.factor` holds
 // marginal_k of gradient_block.
 template <int KT, bool known, class T>

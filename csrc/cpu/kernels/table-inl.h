@@ -3,11 +3,15 @@
 
 #include "cpu/kernels/adm_dual-inl.h"
 #include "cpu/kernels/adm_primal-inl.h"
+#include "cpu/kernels/bd_cspn-inl.h"
 #include "cpu/kernels/distance_softmax-inl.h"
+#include "cpu/kernels/gather_tasks-inl.h"
 #include "cpu/kernels/gd-inl.h"
 #include "cpu/kernels/graph-inl.h"
+#include "cpu/kernels/laplacian_shot-inl.h"
 #include "cpu/kernels/peak-inl.h"
 #include "cpu/kernels/prelude.h"
+#include "cpu/kernels/pt_map-inl.h"
 #include "cpu/kernels/q_update-inl.h"
 #include "cpu/kernels/rows-inl.h"
 #include "cpu/kernels/shard-inl.h"
@@ -15,6 +19,19 @@
 
 namespace tim_ext {
 namespace TIM_ISA {
+
+// A step on one task, as a class with the memory that it needs.
+template <class Task, class Step>
+int64_t task_workspace(const Step& step) {
+  Arena arena(nullptr);
+  Task(step, arena);
+  return arena.used();
+}
+template <class Task, class Step>
+void run_task(const Step& step, int64_t task, void* work) {
+  Arena arena(work);
+  Task(step, arena).run(task);
+}
 
 template <class T>
 constexpr Kernels<T> make_table() {
@@ -37,6 +54,14 @@ constexpr Kernels<T> make_table() {
   k.distance_softmax = distance_softmax_step<T>;
   k.q_update = q_update_step<T>;
   k.w_update = w_update_step<T>;
+  k.gather_tasks_workspace = task_workspace<GatherTask<T>, GatherTasks<T>>;
+  k.gather_tasks = run_task<GatherTask<T>, GatherTasks<T>>;
+  k.bd_cspn_workspace = task_workspace<BdCspnTask<T>, BdCspn<T>>;
+  k.bd_cspn = run_task<BdCspnTask<T>, BdCspn<T>>;
+  k.laplacian_shot_workspace = task_workspace<LaplacianTask<T>, LaplacianShot<T>>;
+  k.laplacian_shot = run_task<LaplacianTask<T>, LaplacianShot<T>>;
+  k.pt_map_workspace = task_workspace<PtMapTask<T>, PtMap<T>>;
+  k.pt_map = run_task<PtMapTask<T>, PtMap<T>>;
   k.multiply_add_rounds = multiply_add_rounds<T>;
   k.shard_workspace = shard_workspace<T>;
   k.shard_softmax = shard_softmax<T>;

@@ -104,6 +104,18 @@ TIM_INLINE Vec<float> four_times(const float* p) {
   return (Vec<float>)_mm512_maskz_broadcast_f32x4(__mmask16(-1), _mm_loadu_ps(p));
 }
 #endif
+template <class T>
+TIM_INLINE Vec<T> vsqrt(Vec<T> x) {
+#if defined(__x86_64__)
+  if constexpr (sizeof(T) == 4)
+    return (Vec<T>)TIM_X86(sqrt, ps)(TIM_MASK(ps) x);
+  else
+    return (Vec<T>)TIM_X86(sqrt, pd)(TIM_MASK(pd) x);
+#else
+  for (int l = 0; l < kWidth<T>; ++l) x[l] = __builtin_sqrt(x[l]);
+  return x;
+#endif
+}
 // a where the mask is set, 0 elsewhere; the mask is a comparison's result.
 template <class T>
 TIM_INLINE Vec<T> keep(IVec<T> mask, Vec<T> a) {
