@@ -37,6 +37,7 @@ class Candidate:
     note: str = ""  # for the report: what is compared with what
     double: bool = False  # whether its multiply-adds are in float64
     missing: str = ""  # what it needs and is not installed: then it is skipped
+    cpu_only: bool = False
     x: Mapping[str, float] = field(default_factory=dict)  # its place in a sweep
 
 
@@ -61,10 +62,13 @@ class Comparison:
         if not self.reference:
             object.__setattr__(self, "reference", next(iter(self.candidates)))
 
-    @property
-    def present(self) -> dict[str, Candidate]:
-        """The candidates for which nothing is missing."""
-        return {name: candidate for name, candidate in self.candidates.items() if not candidate.missing}
+    def on(self, device: str) -> dict[str, Candidate]:
+        """The candidates of this device."""
+        return {name: item for name, item in self.candidates.items() if device == "cpu" or not item.cpu_only}
+
+    def present(self, device: str) -> dict[str, Candidate]:
+        """Of those, the ones for which nothing is missing."""
+        return {name: candidate for name, candidate in self.on(device).items() if not candidate.missing}
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,7 @@ def agree(
     data = comparison.make(torch.device(device)) if data is None else data
     took = {}
     with _threads(comparison.threads):
-        for name, candidate in comparison.present.items():
+        for name, candidate in comparison.present(device).items():
             torch.set_num_threads(threads or candidate.threads or comparison.threads)
             begin = time.perf_counter()
             result = candidate.call(data)
@@ -142,7 +146,7 @@ def measure(comparison: Comparison, seconds: float, device: str = "cpu") -> Meas
     """Checks all candidates, then lets them take turns for about `seconds`."""
     data = comparison.make(torch.device(device))
     took = agree(comparison, device, data)
-    candidates = comparison.present
+    candidates = comparison.present(device)
     names = list(candidates)
     times: dict[str, list[float]] = {name: [] for name in names}
     peaks: dict[str, list[float]] = {name: [] for name in names}

@@ -68,7 +68,7 @@ def suite(group: str, comparisons: list[Comparison]) -> pytest.MarkDecorator:
         for comparison in comparisons
         for device in devices()
         if device in comparison.devices
-        for name in comparison.candidates
+        for name in comparison.on(device)
     ]
     return pytest.mark.parametrize(("comparison", "candidate", "device"), rows)
 

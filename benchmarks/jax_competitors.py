@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -59,20 +59,18 @@ def processors(count: int) -> Iterator[None]:
     and environment variables are read then alone, and a flag that is to limit the threads of a single
     operation leaves the pool as it is.
     """
-    before = {thread: os.sched_getaffinity(thread) for thread in threads()}
-    allowed = set(sorted(os.sched_getaffinity(0))[:count])
-    for thread in before:
-        os.sched_setaffinity(thread, allowed)
+    whole = os.sched_getaffinity(0)
+    bind_threads(set(sorted(whole)[:count]))
     try:
         yield
-    finally:  # those that came meanwhile have inherited it
-        whole = before[os.getpid()]
-        for thread in threads():
-            os.sched_setaffinity(thread, before.get(thread, whole))
+    finally:
+        bind_threads(whole)
 
 
-def threads() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc/self/task").iterdir()]
+def bind_threads(allowed: set[int]) -> None:
+    for entry in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):  # a thread that has ended
+            os.sched_setaffinity(int(entry.name), allowed)
 
 
 # One task: features [N, d], of which the first S are labelled, y [S, K] -> predictions [N] -------------

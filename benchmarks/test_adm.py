@@ -44,9 +44,9 @@ def compare(
 ) -> Comparison:
     candidates = {"tim_ext.adm": Candidate(solve, shape.adm_multiply_adds(), shape.bytes())}
     for name in rivals:
+        jax = {"missing": jax_competitors.MISSING, "cpu_only": True} if name.startswith("JAX") else {}
         candidates[name] = Candidate(
-            lambda tasks, rival=RIVALS[name]: rival(tasks.features, tasks.labels, tasks.support),
-            missing=jax_competitors.MISSING if name.startswith("JAX") else "",
+            lambda tasks, rival=RIVALS[name]: rival(tasks.features, tasks.labels, tasks.support), **jax
         )
     candidates["nearest prototype"] = Candidate(
         lambda tasks: competitors.nearest_prototype(tasks.features, tasks.labels, tasks.support),

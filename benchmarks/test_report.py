@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from dataclasses import replace
 
 import pytest
 
-from . import analysis, report
+from . import analysis, jax_competitors, report
 from .analysis import Change, Form, Report, Row
 from .comparison import Candidate, Comparison, agree, measure
 
@@ -143,6 +144,14 @@ def test_a_candidate_that_misses_something_is_left_out():
     calls = {"a": there, "b": missing}
     measured = measure(Comparison("nothing", lambda device: 1, calls, lambda *result: None), 0.0)
     assert set(measured.times) == {"a"}
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processors are chosen on Linux alone")
+def test_jax_gets_as_many_processors_as_a_comparison_has_threads():
+    before = os.sched_getaffinity(0)
+    with jax_competitors.processors(1):
+        assert len(os.sched_getaffinity(0)) == 1
+    assert os.sched_getaffinity(0) == before
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from ..distributed.processes import Processes, start
 from ..errors import require
 from ..evaluation.compare import Validation, compare
 from ..evaluation.methods import METHODS
-from ..evaluation.pools import check_pool
 from ..evaluation.run import MEMORY
 from ..evaluation.table import Evaluation
 from ..evaluation.tuning import VALIDATION_TASKS, split_classes
@@ -132,7 +131,7 @@ def _run(options: argparse.Namespace, processes: Processes) -> int:
     check_outputs(options)
     data, validation = load(options)
     _check_same(data, processes)
-    pool, labels = check_pool(data.features, data.labels)
+    pool, labels = data.features, data.labels  # load_features has checked them
     samplers = make_samplers(options, data, "test classes: " if options.tune else "")
     evaluation = compare(
         pool,
