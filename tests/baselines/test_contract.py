@@ -133,7 +133,7 @@ def test_pieces_are_of_one_kind_and_bounded(monkeypatch):
     batch = make_batch(*task_lists(tasks))
     kinds = [float(t % 2) for t in range(len(tasks))]
     seen = []
-    for members, kind in pieces.split(batch, kinds):
+    for members, kind in pieces.split(batch, kinds, batch.features.shape[1], len(tasks)):
         sizes = [batch.sizes[t] for t in members]
         assert len(members) == 1 or len(members) * max(sizes) * 5 * 8 <= 2000
         assert len({batch.counts[t] for t in members}) == 1

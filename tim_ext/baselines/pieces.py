@@ -99,8 +99,13 @@ def solve_tasks(
             solution = solve(Piece(z, labels, count, kind))
         results.put(tasks, samples, labels, solution)
 
-    numbers = batch.features.shape[1] if operator is None else 4 * max(batch.counts)  # of a sample
-    for_each(run, list(split(batch, kinds_of(batch), numbers)), batch.features.device)
+    total, threads = len(batch.sizes), torch.get_num_threads()
+    if operator is None:
+        parts = split(batch, kinds_of(batch), batch.features.shape[1], total)
+    else:  # enough pieces that none of their operations is split among threads: see threads.py
+        most = total if threads == 1 else -(-total // (2 * threads))
+        parts = split(batch, kinds_of(batch), 4 * max(batch.counts), most)
+    for_each(run, list(parts), batch.features.device)
     check_status(batch, results.status)
     return make_result(batch, TimParams(), outputs, *results.flat())
 
@@ -117,17 +122,18 @@ def transform_pool(batch: Batch, change: Transform) -> tuple[Tensor, Transform]:
 # Pieces -------------------------------------------------------------------------------------------
 
 
-def split(batch: Batch, kinds: Sequence[float], numbers: int) -> Iterator[tuple[Tensor, float]]:
+def split(batch: Batch, kinds: Sequence[float], numbers: int, most: int) -> Iterator[tuple[Tensor, float]]:
     """Tasks [B] of each piece, of one kind and one number of classes and of similar size, and their kind.
 
-    A sample counts as so many numbers.
+    A sample counts as so many numbers; a piece has at most so many tasks.
     """
     bytes_per_sample = numbers * (8 if batch.features.dtype == torch.float64 else 4)
     order = sorted(range(len(batch.sizes)), key=lambda t: (kinds[t], batch.counts[t], batch.sizes[t]))
     for (kind, _), group in groupby(order, key=lambda t: (kinds[t], batch.counts[t])):
         piece: list[int] = []
         for t in group:
-            if piece and (len(piece) + 1) * batch.sizes[t] * bytes_per_sample > PIECE_BYTES:
+            full = (len(piece) + 1) * batch.sizes[t] * bytes_per_sample > PIECE_BYTES
+            if piece and (full or len(piece) == most):
                 yield torch.tensor(piece, device="cpu"), kind
                 piece = []
             piece.append(t)

@@ -140,7 +140,7 @@ class BdCspnTask {
   void run(int64_t task) {
     const int64_t N = samples_.N, K = samples_.K, d = samples_.d;
     T* const w = s_.out.weights + task * K * d;
-    samples_.take(task);
+    if (!samples_.take(task, s_.out)) return;
     rectification_.run(w);
     samples_.products(w, K, cosine_, lanes_);
     for (int64_t k = 0; k < K; ++k) length_[k] = squared_norm<T>(w + k * d, d);

@@ -34,7 +34,8 @@ class LaplacianTask {
 
   void run(int64_t task) {
     T* const w = s_.out.weights + task * K * d;
-    samples_.take(task);
+    s_.ran[task] = 0;
+    if (!samples_.take(task, s_.out)) return;
     labels_ = samples_.labels;
     if (s_.rectify)
       rectification_.run(w);

@@ -27,7 +27,7 @@ class PtMapTask {
   }
 
   void run(int64_t task) {
-    samples_.take(task);
+    if (!samples_.take(task, s_.out)) return;
     labels_ = samples_.labels;
     prepare();
     if (queries_ > 0) {

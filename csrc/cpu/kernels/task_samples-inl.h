@@ -36,7 +36,8 @@ class TaskSamples {
     }
   }
 
-  void take(int64_t task) {
+  // False if the square of a length overflowed: then p is filled with NaN, which is refused.
+  bool take(int64_t task, const MethodOutputs<T>& out) {
     labels = s_.labels + task * N;
     gather_.run(task, z);
     for (int64_t i = 0; i < N; ++i) {
@@ -44,6 +45,13 @@ class TaskSamples {
       one[i] = T(1);
       square[i] = squared_norm<T>(rows[i], d);
     }
+    for (int64_t i = 0; i < N; ++i) {
+      if (square[i] <= std::numeric_limits<T>::max()) continue;
+      for (int64_t j = 0; j < K * N; ++j) out.probs[task * K * N + j] = std::numeric_limits<T>::quiet_NaN();
+      for (int64_t j = 0; j < K * d; ++j) out.weights[task * K * d + j] = T(0);
+      return false;
+    }
+    return true;
   }
 
   // out[k, :] = sum_i a[k * ld + i] z_i for k < columns
