@@ -83,7 +83,7 @@ class LaplacianTask {
   }
   // unary_ki = ||w_k - z_i||^2 on the queries; nothing pulls yet
   void distances(const T* w) {
-    if (Q > 0) dot_rows(rows_, samples_.one, Q, w, d, K, d, unary_, lanes_);
+    if (Q > 0) dot_rows(PlainRows<T>{rows_}, samples_.one, Q, w, d, K, d, unary_, lanes_);
     for (int64_t k = 0; k < K; ++k) {
       const T square = squared_norm<T>(w + k * d, d);
       for (int64_t i = 0; i < vectors_ * W; ++i) {

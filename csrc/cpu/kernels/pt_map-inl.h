@@ -66,7 +66,7 @@ class PtMapTask {
   // a_ki = -lam ||w_k - z_i||^2 / ln 2, but for what is the same for all k
   void nearness() {
     if (by_gram_) {
-      accumulate_rows(gram_rows_, N, c_, lanes_, K, lanes_, false, a_, lanes_);
+      accumulate_rows(PlainRows<T>{gram_rows_}, N, c_, lanes_, K, lanes_, false, a_, lanes_);
     } else {
       samples_.sum(c_, lanes_, K, gram_);  // the centres
       samples_.products(gram_, K, a_, lanes_);

@@ -56,17 +56,18 @@ class TaskSamples {
 
   // out[k, :] = sum_i a[k * ld + i] z_i for k < columns
   void sum(const T* a, int64_t ld, int64_t columns, T* out) {
-    if (N <= kSummed) return accumulate_rows(rows, N, a, ld, columns, d, false, out, d);
+    if (N <= kSummed) return accumulate_rows(PlainRows<T>{rows}, N, a, ld, columns, d, false, out, d);
     for (int64_t j = 0; j < columns * d; ++j) total_[j] = 0;
     for (int64_t i = 0; i < N; i += kSummed) {
-      accumulate_rows(rows + i, N - i < kSummed ? N - i : kSummed, a + i, ld, columns, d, false, part_, d);
+      accumulate_rows(PlainRows<T>{rows + i}, N - i < kSummed ? N - i : kSummed, a + i, ld, columns, d, false,
+                      part_, d);
       for (int64_t j = 0; j < columns * d; ++j) total_[j] += double(part_[j]);
     }
     for (int64_t j = 0; j < columns * d; ++j) out[j] = T(total_[j]);
   }
   // out[k * ld + i] = w_k . z_i for k < columns
   void products(const T* w, int64_t columns, T* out, int64_t ld) const {
-    dot_rows(rows, one, N, w, d, columns, d, out, ld);
+    dot_rows(PlainRows<T>{rows}, one, N, w, d, columns, d, out, ld);
   }
   // The prototypes: w [K, d], by coefficients [K, ld] that are overwritten.
   void prototypes(T* coefficients, int64_t ld, T* w) {
@@ -101,7 +102,7 @@ TIM_INLINE T dot(const T* a, const T* b, int64_t dim) {
 template <class T>
 void gram_rows(const T* const* x, const T* one, int64_t n, const T* z, int64_t d, int64_t j0, int64_t count,
                T* out, int64_t ld) {
-  dot_rows(x, one, n, z + j0 * d, d, count, d, out, ld);
+  dot_rows(PlainRows<T>{x}, one, n, z + j0 * d, d, count, d, out, ld);
 }
 // The whole matrix [n, ld], 0 beyond its columns.
 template <class T>

@@ -264,9 +264,9 @@ void dot_rows_in_tiles(Rows rows, const T* scale, int64_t n, const T* v, int64_t
   });
 }
 
-template <class T, class Rows, class Meanwhile>
+template <class T, class Rows, class Meanwhile = NothingMeanwhile>
 void dot_rows(Rows rows, const T* scale, int64_t n, const T* v, int64_t v_ld, int64_t columns, int64_t dim,
-              T* out, int64_t ld, Meanwhile meanwhile) {
+              T* out, int64_t ld, Meanwhile meanwhile = {}) {
   // With 16 registers 12 sums of three columns and four rows, which leave together, or of the four columns there are.
   if (kWideRows <= 4 && columns > 4)
     dot_rows_in_tiles<3, 4>(rows, scale, n, v, v_ld, columns, dim, out, ld, meanwhile);
@@ -275,9 +275,9 @@ void dot_rows(Rows rows, const T* scale, int64_t n, const T* v, int64_t v_ld, in
 }
 
 // out[k * out_ld + c] (+)= sum_i coef[k * ld + i] z_i[c] for all k < columns, c < dim; += if add.
-template <class T, class Rows, class Meanwhile>
+template <class T, class Rows, class Meanwhile = NothingMeanwhile>
 void accumulate_rows(Rows rows, int64_t n, const T* coef, int64_t ld, int64_t columns, int64_t dim, bool add,
-                     T* out, int64_t out_ld, Meanwhile meanwhile) {
+                     T* out, int64_t out_ld, Meanwhile meanwhile = {}) {
   constexpr int W = kWidth<T>;
   const int64_t whole = dim / W;
   const int64_t tiles = (columns + kWideRows - 1) / kWideRows * ((whole + kWideVectors - 1) / kWideVectors);
