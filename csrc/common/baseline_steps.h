@@ -29,6 +29,11 @@ struct GatherTasks {
   const T* base_mean = nullptr;  // [d] for `center`
   T* out = nullptr;              // [B, N, d], or null for a method, which needs a task at a time
   int64_t* finite = nullptr;     // [B] whether all features of the task are
+  void (*ask)(void*) = nullptr;  // what a method calls between its iterations: as Team::pause
+  void* asked = nullptr;
+  void pause() const {
+    if (ask) ask(asked);
+  }
 };
 
 // Methods on those samples: p, and the w_k that it is computed from. docs/baselines.md has their equations.

@@ -19,7 +19,7 @@ std::tuple<Tensor, Tensor, Tensor> bd_cspn_cpu(const Tensor& features,  // [M, d
     method.scale = scale;
     method.temperature = temperature;
     method.out = given.outputs<T>(probs, weights);
-    for_tasks(given.shape, kernels<T>().bd_cspn_workspace(method),
+    for_tasks(given, kernels<T>().bd_cspn_workspace(method),
               [&](int64_t task, void* work) { kernels<T>().bd_cspn(method, task, work); });
   });
   return {probs, weights, given.finite};

@@ -15,7 +15,7 @@ std::tuple<Tensor, Tensor> gather_tasks_cpu(const Tensor& features,  // [M, d]
     using T = decltype(zero);
     GatherTasks<T> gather = given.gather<T>();
     gather.out = out.mutable_data_ptr<T>();
-    for_tasks(given.shape, kernels<T>().gather_tasks_workspace(gather),
+    for_tasks(given, kernels<T>().gather_tasks_workspace(gather),
               [&](int64_t task, void* work) { kernels<T>().gather_tasks(gather, task, work); });
   });
   return {out, given.finite};

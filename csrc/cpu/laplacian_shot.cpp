@@ -28,7 +28,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> laplacian_shot_cpu(const Tensor& feat
     method.tol = tol;
     method.ran = ran.mutable_data_ptr<int64_t>();
     method.out = given.outputs<T>(probs, weights);
-    for_tasks(given.shape, kernels<T>().laplacian_shot_workspace(method),
+    for_tasks(given, kernels<T>().laplacian_shot_workspace(method),
               [&](int64_t task, void* work) { kernels<T>().laplacian_shot(method, task, work); });
   });
   return {probs, weights, given.finite, ran};

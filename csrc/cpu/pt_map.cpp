@@ -22,7 +22,7 @@ std::tuple<Tensor, Tensor, Tensor> pt_map_cpu(const Tensor& features,  // [M, d]
     method.iterations = iterations;
     method.tol = tol;
     method.out = given.outputs<T>(probs, weights);
-    for_tasks(given.shape, kernels<T>().pt_map_workspace(method),
+    for_tasks(given, kernels<T>().pt_map_workspace(method),
               [&](int64_t task, void* work) { kernels<T>().pt_map(method, task, work); });
   });
   return {probs, weights, given.finite};

@@ -21,6 +21,7 @@ struct TaskArguments {
   ScalarType real;
   Change changes[kMostChanges];
   int64_t count = 0;  // of changes
+  mutable Interrupt interrupt;
   Tensor finite;
 
   TaskArguments(const char* name,
@@ -37,6 +38,7 @@ struct TaskArguments {
         base_mean(mean),
         dtype(dtype_of(name, x)),
         real(real_type(dtype)),
+        interrupt(name),
         finite(check(classes)) {
     read(steps);
     const int64_t* const row = rows.const_data_ptr<int64_t>();
@@ -59,6 +61,8 @@ struct TaskArguments {
     g.count = count;
     if (base_mean) g.base_mean = base_mean->const_data_ptr<T>();
     g.finite = finite.mutable_data_ptr<int64_t>();
+    g.ask = Interrupt::ask;
+    g.asked = &interrupt;
     return g;
   }
   Tensor new_probs() const { return new_tensor(features, {shape.tasks, shape.classes, shape.samples}, real); }
@@ -110,19 +114,24 @@ struct TaskArguments {
 
 // body(task, workspace) for every task, on torch's threads; each takes the next task when it is free.
 template <class F>
-void for_tasks(const StepShape& shape, int64_t bytes, F body) {
-  if (shape.tasks == 0) return;
+void for_tasks(const TaskArguments& given, int64_t bytes, F body) {
+  const int64_t tasks = given.shape.tasks;
+  if (tasks == 0) return;
   const Team team = torch_team();
-  const int64_t parts = std::min<int64_t>(team.threads, shape.tasks);
+  const int64_t parts = std::min<int64_t>(team.threads, tasks);
   struct Work {
     F& body;
+    Interrupt& interrupt;
     int64_t tasks, bytes, next;
-  } work{body, shape.tasks, bytes, 0};
+  } work{body, given.interrupt, tasks, bytes, 0};
   auto take = [](void* context, int64_t) {
     Work& w = *static_cast<Work*>(context);
     Buffer buffer;
     void* const memory = buffer.at_least(std::max<int64_t>(w.bytes, 64));
-    for (int64_t t; (t = __atomic_fetch_add(&w.next, 1, __ATOMIC_RELAXED)) < w.tasks;) w.body(t, memory);
+    for (int64_t t; (t = __atomic_fetch_add(&w.next, 1, __ATOMIC_RELAXED)) < w.tasks;) {
+      w.interrupt.pause();
+      w.body(t, memory);
+    }
   };
   if (parts == 1)
     take(&work, 0);

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..solver.inputs import PADDING
-from ..solver.native import require, torch_ops
+from ..solver.native import call, require
 from ..transforms import Transform, blank
 
 
@@ -36,7 +36,7 @@ class Source(NamedTuple):
         """An operator that takes such tasks first."""
         mean = None if self.change.base_mean is None else self.change.base_mean.contiguous()
         task = self.features.contiguous(), self.rows, self.labels, "+".join(self.change.steps), mean
-        return getattr(torch_ops.tim_ext, operator)(*task, *arguments)
+        return call(operator, *task, *arguments)
 
     def gather(self) -> tuple[Tensor, bool]:
         """The samples [B, N, d], transformed, 0 for padding; and whether all their features are finite, which

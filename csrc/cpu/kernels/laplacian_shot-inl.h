@@ -119,6 +119,7 @@ class LaplacianTask {
     pull();
     int64_t t = 0;
     while (Q > 0 && t < s_.iterations) {
+      s_.gather.pause();
       assign();
       pull();
       const double before = energy;

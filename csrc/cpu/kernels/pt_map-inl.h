@@ -34,6 +34,7 @@ class PtMapTask {
       if (by_gram_) gram_matrix(samples_.rows, samples_.one, N, samples_.z, d, gram_, lanes_);
       for (int64_t i = 0; by_gram_ && i < N; ++i) gram_rows_[i] = gram_ + i * lanes_;
       for (int64_t t = 0;; ++t) {
+        s_.gather.pause();
         nearness();
         balance();
         if (t == s_.iterations) break;
