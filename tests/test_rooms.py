@@ -24,7 +24,7 @@ LEVELS = (
     ("solver", "reference", "transforms"),
     ("files", "tasks"),
     ("distributed", "baselines", "estimator"),
-    ("evaluation", "images"),
+    ("evaluation", "images", "selftest"),
     ("tim_ext",),
     ("cli",),
 )

@@ -9,10 +9,10 @@ from ..distributed.processes import SaidElsewhereError
 from ..distributed.ranks import LostRankError
 from ..errors import one_line
 from ..version import __version__
-from . import demo, evaluate, info, label, paper, predict
+from . import demo, evaluate, gpu_selftest, info, label, paper, predict
 from .parsing import INTERRUPTED, REFUSED, Parser
 
-COMMANDS = (info, evaluate, label, paper, demo, predict)
+COMMANDS = (info, evaluate, label, paper, demo, predict, gpu_selftest)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
