@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu                      the predictions; with a GPU, also measurements
     python -m benchmarks.gpu --write              ... into docs/gpu.md
+    python -m benchmarks.gpu --report FILE        ... with the times in report.json of tim-ext gpu-selftest
     python -m benchmarks.gpu --sass FILE KERNEL   instructions in the loops of a kernel (a cubin, .o or .so)
 
 docs/gpu.md explains every step of the model.
@@ -11,16 +12,18 @@ from __future__ import annotations
 
 import argparse
 import collections
+import json
 import math
 import re
-import statistics
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-import tim_ext
+from tim_ext.selftest import device as selftest
+from tim_ext.selftest import timing
+from tim_ext.selftest.timing import SHAPES, Shape
 
 PAGE = Path(__file__).parent.parent / "docs" / "gpu.md"
 BEGIN, END = "<!-- table made by benchmarks.gpu: begin -->", "<!-- end -->"
@@ -45,26 +48,6 @@ GPUS = (
     Gpu("RTX 4090", 128, 2.52e9, 72e6, 2048, 1008e9),
 )
 
-
-@dataclass(frozen=True)
-class Shape:
-    name: str
-    ways: int
-    samples: int
-    dim: int
-
-    @property
-    def shots(self) -> int:
-        return max(1, (self.samples - 15 * self.ways) // self.ways)
-
-
-SHAPES = (
-    Shape("5-way 1-shot", 5, 80, 640),
-    Shape("5-way 5-shot", 5, 100, 640),
-    Shape("20-way 1-shot", 20, 320, 640),
-    Shape("20-way 5-shot", 20, 400, 640),
-    Shape("Meta-Dataset size (25-way, N = 750, d = 512)", 25, 750, 512),
-)
 
 WARPS, SCHEDULERS, LANES = 8, 4, 32
 
@@ -138,41 +121,37 @@ def predict(gpu: Gpu, shape: Shape, solver: str) -> float:
     return prepare + clocks / gpu.clock / gpu.processors
 
 
-def measure(shape: Shape, solver: str, device: torch.device) -> float:
-    """Seconds per task: median of five batches, synchronised."""
-    waves = 20 if shape.samples <= 128 and solver == "adm" else 5
-    tasks = waves * torch.cuda.get_device_properties(device).multi_processor_count
-    generator = torch.Generator(device).manual_seed(0)
-    features = torch.randn(tasks, shape.samples, shape.dim, device=device, generator=generator)
-    labels = torch.full((tasks, shape.samples), -1, device=device)
-    support = shape.ways * shape.shots
-    labels[:, :support] = torch.arange(support, device=device) % shape.ways
-    solve = getattr(tim_ext, solver)
-    times = []
-    for _ in range(6):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        solve(features, labels, num_classes=shape.ways)
-        stop.record()
-        torch.cuda.synchronize(device)
-        times.append(start.elapsed_time(stop) / 1000 / tasks)
-    return statistics.median(times[1:])
+Times = dict[tuple[str, str], float]  # solver and shape: seconds per task
+
+
+def measured_here() -> tuple[str, Times]:
+    """The name of the GPU and its times, as `tim-ext gpu-selftest` takes them."""
+    gpu = selftest.Gpu(0)
+    loads = [load for load in timing.loads() if load.name in PAPER]
+    return gpu.name, {(t.name, t.shape): t.seconds for t in (timing.measure(gpu, load) for load in loads)}
+
+
+def measured_elsewhere(report: Path) -> tuple[str, Times]:
+    """The same from the report of a self-test."""
+    data = json.loads(report.read_text())
+    return data["versions"]["CUDA device"], {(t["name"], t["shape"]): t["seconds"] for t in data["times"]}
 
 
 def readable(seconds: float) -> str:
     return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
 
 
-def table(device: torch.device | None) -> str:
+def table(measured: tuple[str, Times] | None) -> str:
     names = [f"{gpu.name} (predicted)" for gpu in GPUS]
-    if device is not None:
-        names.append(f"{torch.cuda.get_device_name(device)} (measured)")
+    if measured is not None:
+        names.append(f"{measured[0]} (measured)")
     lines = ["| solver | task | " + " | ".join(names) + " |", "|---|---|" + "---|" * len(names)]
     for solver in ("adm", "gd"):
         for shape in SHAPES:
             cells = [readable(predict(gpu, shape, solver)) for gpu in GPUS]
-            if device is not None:
-                cells.append(readable(measure(shape, solver, device)))
+            if measured is not None:
+                seconds = measured[1].get((solver, shape.name))
+                cells.append("" if seconds is None else readable(seconds))
             lines.append(f"| TIM-{solver.upper()} | {shape.name} | " + " | ".join(cells) + " |")
     a100, five = GPUS[0], SHAPES[1]
     for solver, seconds in PAPER.items():
@@ -215,10 +194,15 @@ def main() -> None:
     parser.add_argument(
         "--sass", nargs=2, metavar=("FILE", "KERNEL"), help="instructions of a kernel's loops"
     )
+    parser.add_argument("--report", type=Path, metavar="FILE", help="report.json of tim-ext gpu-selftest")
     options = parser.parse_args()
     if options.sass:
         return loops(*options.sass)
-    text = table(torch.device("cuda") if torch.cuda.is_available() else None)
+    if options.report:
+        measured = measured_elsewhere(options.report)
+    else:
+        measured = measured_here() if torch.cuda.is_available() else None
+    text = table(measured)
     print(text)
     if options.write:
         write(text)

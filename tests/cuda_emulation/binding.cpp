@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstdint>
 #include <cstring>
 #include <optional>
 #include <vector>
@@ -67,10 +68,14 @@ struct Run {
   }
 };
 
+// As far from an aligned address as the array is.
 template <class T = void>
 const T* input(const char* name, const py::array& array) {
-  unsigned char* const memory = emulation::allocate(name, size_t(array.nbytes()), Use::input);
-  std::memcpy(memory, array.data(), size_t(array.nbytes()));
+  const size_t bytes = size_t(array.nbytes()), before = reinterpret_cast<uintptr_t>(array.data()) % 16;
+  unsigned char* memory = emulation::allocate(name, before + bytes, Use::input);
+  if (before > 0) emulation::forbid_bytes(memory, before, true);
+  memory += before;
+  std::memcpy(memory, array.data(), bytes);
   return reinterpret_cast<const T*>(memory);
 }
 

@@ -20,9 +20,10 @@ import pytest
 import torch
 from cuda_emulation import build
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 import tim_ext
+from tim_ext.selftest.cases import Call
+from tim_ext.selftest.device import Gpu
 from tim_ext.solver import native
 from tim_ext.solver.batch import Batch
 from tim_ext.solver.roots import with_roots
@@ -63,19 +64,7 @@ class Cuda(Backend):
     name = "cuda"
 
     def call(self, function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        on_host = {name: options.pop(name) for name in ["class_prior"] if name in options}
-        arguments, options = tree_map_only(Tensor, Tensor.cuda, (arguments, options))
-        result = function(*arguments, **options, **on_host)
-        if isinstance(result, tim_ext.Result):
-            return to_cpu(result)
-        return tree_map_only(Tensor, Tensor.cpu, result)
-
-
-def to_cpu(value: Any) -> Any:
-    """A Result or History with its tensors on the CPU."""
-    if isinstance(value, (tim_ext.Result, tim_ext.History)):
-        return type(value)(**{name: to_cpu(item) for name, item in vars(value).items()})
-    return tree_map_only(Tensor, Tensor.cpu, value)
+        return Gpu(torch.cuda.current_device()).run(Call(function, arguments, options))
 
 
 @dataclass(frozen=True)

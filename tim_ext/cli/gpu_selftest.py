@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,8 +28,8 @@ def add_command(commands: Any) -> None:
         help="whether a GPU computes what the CPU does, and how fast",
         description="Runs every kernel on a GPU and compares it with the CPU in float64; CUDA graphs, "
         "streams, other devices, the same bits twice, memory in use; compute-sanitizer, if there is one; "
-        "then times. Writes a report that can be attached to an issue. Exit code 0: all passed, 1: something failed, "
-        "2: there is no GPU to test.",
+        "then times. Writes a report that can be attached to an issue. Exit code 0: all passed, 1: something "
+        "failed, 2: there is no GPU to test.",
     )
     add.set_defaults(run=run)
     add.add_argument("--device", type=int, default=0, metavar="N", help="the GPU cuda:N (default: 0)")
@@ -54,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     device = open_device(options.device)
     if not options.no_report:
         output_folder("--out", options.out, FILES, {})
-    about = versions(device)
+    about = dict(describe()) | device.about()
     print("\n".join(f"{name:<15} {value}" for name, value in about.items()))
     report = run_parts(
         device, options.parts, quick=options.quick, say=lambda text: print(text, file=sys.stderr, flush=True)
@@ -77,28 +75,6 @@ def open_device(index: int) -> Device:
     if not 0 <= index < count:
         raise UserError(f"--device: expected 0 to {count - 1}, got {index}")
     return Gpu(index)
-
-
-def versions(device: Device) -> dict[str, str]:
-    about = dict(describe())
-    about["CUDA device"] = f"{device.where}, {device.name}"
-    properties = torch.cuda.get_device_properties(device.where)
-    about["capability"] = f"{properties.major}.{properties.minor}, {device.processors} multiprocessors"
-    about["device memory"] = f"{properties.total_memory:,} bytes"
-    about["driver"] = driver_version()
-    return about
-
-
-def driver_version() -> str:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return "unknown, nvidia-smi is not on PATH"
-    command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"unknown, {type(error).__name__} of nvidia-smi"
-    return ", ".join(dict.fromkeys(ended.stdout.split()))
 
 
 def write(folder: Path, command: list[str], about: dict[str, str], report: Report) -> None:

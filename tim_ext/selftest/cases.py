@@ -75,24 +75,24 @@ class Solve:
     def call(self, layout: Layout, dtype: torch.dtype) -> Call:
         tasks = [make_task(seed, shape, layout.dim) for seed, shape in enumerate(self._shapes(layout))]
         batch = layout.form == "batch"
-
-        def gather(tensors: list[Tensor]) -> Any:
-            return torch.stack(tensors) if batch else tensors
-
         options = dict(self.options)
         for name in self.given:
             real = torch.float64 if dtype == torch.float64 else torch.float32
             values = [GIVEN[name](seed, *task) for seed, task in enumerate(tasks)]
-            options[name] = gather([v if name == "class_prior" else v.to(real) for v in values])
-        labels = gather([labels for _, labels in tasks])
+            if name != "class_prior":
+                values = [value.to(real) for value in values]
+            options[name] = shifted(torch.stack(values), layout.before) if batch else values
+        labels = [labels for _, labels in tasks]
         features = [features.to(dtype) for features, _ in tasks]
         if layout.form == "pool":
             total = sum(map(len, features))
             rows = torch.arange(total).flip(0)
             options["index"] = list(torch.split(rows, list(map(len, features))))
             return Call(SOLVERS[self.solver], (torch.cat(features).flip(0), labels), options)
-        moved = shifted(torch.stack(features), layout.before) if batch else features
-        return Call(SOLVERS[self.solver], (moved, labels), options)
+        if batch:
+            stacked = shifted(torch.stack(features), layout.before), torch.stack(labels)
+            return Call(SOLVERS[self.solver], stacked, options)
+        return Call(SOLVERS[self.solver], (features, labels), options)
 
     def _shapes(self, layout: Layout) -> Sequence[Shape]:
         """A batch has tasks of one shape."""
@@ -159,6 +159,7 @@ SAMPLES = ("sample_weight", "sample_prior")
 
 SMALL = (Shape((3, 1, 2), 40), Shape((2, 2, 1, 3), 50, padding=5))
 MIDDLE = (Shape((3, 1, 2, 1), 253),)  # its G, 260 x 260, fits no block's shared memory
+LARGER = (Shape((3, 1, 2, 1), 513),)
 WIDE = (Shape((2,) * 25, 90),)  # several tiles of 8 classes
 MANY_SAMPLES = (Shape((1,) * 30, 8000),)
 MANY_CLASSES = (Shape((2,) * 30, 1300),)
@@ -195,7 +196,6 @@ def solves() -> list[Solve]:
         Solve("adm dual, G in global memory", "adm", MIDDLE, dual),
         Solve("adm dual, G in global memory, sample weights and priors", "adm", MIDDLE, dual, SAMPLES),
         Solve("adm dual, smoothing, G in shared memory", "adm", SMALL, dual | {"smoothing": 0.6}),
-        Solve("adm dual, smoothing, G in global memory", "adm", MIDDLE, dual | {"smoothing": "auto"}),
         Solve("adm primal, smoothing", "adm", SMALL, primal | {"smoothing": 0.6}),
         Solve("adm dual, chosen steps", "adm", SMALL, dual | {"relaxation": "auto"}),
         Solve("adm primal, chosen steps", "adm", SMALL, primal | {"relaxation": "auto"}),
@@ -213,6 +213,11 @@ def solves() -> list[Solve]:
         "adm primal": ("adm", MANY_SAMPLES, {"form": "primal"}),
         "adm dual": ("adm", MANY_CLASSES, {"form": "dual"}),
         "gd": ("gd", MANY_SAMPLES, ADAM),
+    }
+    smoothed = {"smoothing": 0.6}
+    teams |= {
+        "adm dual, smoothing": ("adm", MIDDLE, smoothed | {"form": "dual"}),
+        "adm primal, smoothing": ("adm", LARGER, smoothed | {"form": "primal"}),
     }
     for name, (solver, shapes, options) in teams.items():
         found.append(Solve(f"{name}, a team of blocks", solver, shapes, options | once, large=True))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import statistics
+import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -28,6 +30,9 @@ class Device(Protocol):
     def where(self) -> torch.device: ...
     @property
     def processors(self) -> int: ...
+
+    def about(self) -> dict[str, str]:
+        """What a reader of the report wants to know."""
 
     def run(self, call: Call) -> Any: ...
     def run_on_a_new_stream(self, call: Call) -> Any:
@@ -64,9 +69,18 @@ class Gpu:
 
     def __init__(self, index: int) -> None:
         self.where = torch.device("cuda", index)
-        properties = cuda.get_device_properties(self.where)
-        self.name = str(properties.name)
-        self.processors = int(properties.multi_processor_count)
+        self._properties = cuda.get_device_properties(self.where)
+        self.name = str(self._properties.name)
+        self.processors = int(self._properties.multi_processor_count)
+
+    def about(self) -> dict[str, str]:
+        own = self._properties
+        return {
+            "CUDA device": f"{self.where}, {self.name}",
+            "capability": f"{own.major}.{own.minor}, {self.processors} multiprocessors",
+            "device memory": f"{own.total_memory / 2**30:.1f} GiB",
+            "driver": driver_version(),
+        }
 
     def run(self, call: Call) -> Any:
         return to_host(invoke(self.placed(call)))
@@ -146,3 +160,15 @@ def _copy(source: Any, target: Any) -> None:
     kept: list[Tensor] = []
     tree_map_only(Tensor, kept.append, target)
     tree_map_only(Tensor, lambda new: kept.pop(0).copy_(new), source)
+
+
+def driver_version() -> str:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return "unknown, nvidia-smi is not on PATH"
+    command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"unknown, {type(error).__name__} of nvidia-smi"
+    return ", ".join(dict.fromkeys(ended.stdout.split()))

@@ -17,6 +17,7 @@ from .checks import (
     check_kernels,
     check_memory,
     check_streams,
+    guarded,
 )
 from .device import Device
 from .sanitizer import check_with_sanitizer
@@ -71,20 +72,28 @@ def run(
     measured: Sequence[Load] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """`of` and `measured`: other cases and loads than all there are. `say` gets a line for each part."""
+    """`of` and `measured`: other cases and loads than all there are. `say` gets a line before each part."""
     report = Report()
     chosen = cases(quick=quick) if of is None else of
     try:
         for part in (name for name in CHECKS if name in parts):
-            first = len(report.findings)
-            for finding in CHECKS[part](device, chosen):
-                report.findings.append(finding)
-            say(_summary(part, report.findings[first:]))
+            say(f"{part} ...")
+            report.findings.extend(CHECKS[part](device, chosen))
         if TIMES in parts:
-            report.times += measure(device, loads() if measured is None else measured)
+            say(f"{TIMES} ...")
+            report.findings.extend(_timed(device, loads() if measured is None else measured, report.times))
     except LostDeviceError as error:
         report.lost = str(error)
     return report
+
+
+def _timed(device: Device, loads: Sequence[Load], times: list[Time]) -> Iterator[Finding]:
+    def take(device: Device, about: Finding, load: Load) -> Finding:
+        times.append(measure(device, load))
+        return about
+
+    for load in loads:
+        yield guarded(take, device, Finding(TIMES, load.name, load.shape.name), load)
 
 
 def _summary(part: str, findings: Sequence[Finding]) -> str:
@@ -106,8 +115,8 @@ def as_text(report: Report) -> str:
         lines.append(f"failed: {_line(finding)}")
     lines += [f"skipped: {_line(finding)}" for finding in report.findings if finding.state == "skipped"]
     if report.times:
-        lines += ["", f"{'microseconds per task':<36} {'shape':<20} {'tasks':>8}"]
-        lines += [f"{t.microseconds:>12.2f} {t.name:<36} {t.shape:<20} {t.tasks:>8}" for t in report.times]
+        lines += ["", f"{'us per task':>12}  {'tasks':>6}  of"]
+        lines += [f"{t.seconds * 1e6:12.2f}  {t.tasks:6}  {t.name}, {t.shape}" for t in report.times]
         lines.append("")
     if report.lost:
         lines.append(f"the device does not answer any more, the rest was not run; after {report.lost}")

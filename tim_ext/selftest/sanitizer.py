@@ -13,7 +13,7 @@ from pathlib import Path
 from .checks import Finding
 
 PROGRAM = "compute-sanitizer"
-TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+TOOLS = ("memcheck", "racecheck", "synccheck")
 FOUND = 86  # exit code that says that the sanitizer has found something
 LINES = 20  # of its report that are kept
 MOST_SECONDS = 1800

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,38 +15,56 @@ QUERIES = 15  # per class
 
 
 @dataclass(frozen=True)
-class Load:
-    """Tasks of one shape, `ways` * `shots` labelled samples first."""
+class Shape:
+    """Of a task: classes, samples, features."""
 
-    solver: str  # or operator
-    shape: str
+    name: str
     ways: int
     samples: int
     dim: int
-    waves: int  # tasks per multiprocessor
-    options: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        given = ", ".join(f"{name}={value}" for name, value in self.options.items())
-        return f"{self.solver}, {given}" if given else self.solver
 
     @property
     def shots(self) -> int:
         return max(1, (self.samples - QUERIES * self.ways) // self.ways)
 
+
+SHAPES = (
+    Shape("5-way 1-shot", 5, 80, 640),
+    Shape("5-way 5-shot", 5, 100, 640),
+    Shape("20-way 1-shot", 20, 320, 640),
+    Shape("20-way 5-shot", 20, 400, 640),
+    Shape("Meta-Dataset size (25-way, N = 750, d = 512)", 25, 750, 512),
+)
+
+
+@dataclass(frozen=True)
+class Load:
+    """Tasks of one shape, labelled samples first."""
+
+    solver: str  # or operator
+    shape: Shape
+    waves: int  # tasks per multiprocessor
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return ", ".join([self.solver, *(f"{name}={value}" for name, value in self.options.items())])
+
+    def tasks(self, device: Device) -> int:
+        return self.waves * device.processors
+
     def call(self, device: Device) -> Call:
-        tasks, where = self.waves * device.processors, device.where
+        shape, tasks, where = self.shape, self.tasks(device), device.where
         generator = torch.Generator(where).manual_seed(0)
-        features = torch.randn(tasks, self.samples, self.dim, device=where, generator=generator)
-        labels = torch.full((tasks, self.samples), -1, device=where)
-        support = self.ways * self.shots
-        labels[:, :support] = torch.arange(support, device=where) % self.ways
+        features = torch.randn(tasks, shape.samples, shape.dim, device=where, generator=generator)
+        labels = torch.full((tasks, shape.samples), -1, device=where)
+        support = shape.ways * shape.shots
+        labels[:, :support] = torch.arange(support, device=where) % shape.ways
         if self.solver in SOLVERS:
-            options = {"num_classes": self.ways, **self.options}
+            options = {"num_classes": shape.ways, **self.options}
             return Call(SOLVERS[self.solver], (features, labels), options)
-        weights = features[:, :: self.samples // self.ways][:, : self.ways].contiguous()
-        probs = torch.full((tasks, self.samples, self.ways), 1 / self.ways, device=where)
+        weights = features[:, : shape.ways].contiguous()
+        probs = torch.full((tasks, shape.samples, shape.ways), 1 / shape.ways, device=where)
         terms = {"lam": 0.1, "alpha": 0.1, "temperature": 15.0, "marginal_weight": 1.0}
         arguments, options = {
             "distance_softmax": ((features, weights, 15.0), {}),
@@ -59,27 +76,20 @@ class Load:
 
 
 def loads() -> list[Load]:
-    shapes = (
-        ("5-way 1-shot", 5, 80, 640),
-        ("5-way 5-shot", 5, 100, 640),
-        ("20-way 1-shot", 20, 320, 640),
-        ("20-way 5-shot", 20, 400, 640),
-        ("Meta-Dataset size", 25, 750, 512),
-    )
-    found = [Load("adm", *shape, waves=20 if shape[2] <= 128 else 5) for shape in shapes]
-    found += [Load("gd", *shape, waves=5) for shape in shapes]
-    five = shapes[1]
+    found = [Load("adm", shape, waves=20 if shape.samples <= 128 else 5) for shape in SHAPES]
+    found += [Load("gd", shape, waves=5) for shape in SHAPES]
+    five = SHAPES[1]
     found += [
-        Load("adm", *five, waves=5, options=options)
-        for options in (
-            {"form": "primal"},
-            {"smoothing": 0.6},
-            {"relaxation": "auto"},
-            {"marginal_weight": "auto"},
+        Load("adm", five, waves=5, options={name: value})
+        for name, value in (
+            ("form", "primal"),
+            ("smoothing", 0.6),
+            ("relaxation", "auto"),
+            ("marginal_weight", "auto"),
         )
     ]
-    found.append(Load("robust", *five, waves=5))
-    return found + [Load(name, *five, waves=20) for name in STEPS]
+    found.append(Load("robust", five, waves=5))
+    return found + [Load(name, five, waves=20) for name in STEPS]
 
 
 @dataclass(frozen=True)
@@ -87,10 +97,9 @@ class Time:
     name: str
     shape: str
     tasks: int
-    microseconds: float  # per task
+    seconds: float  # per task
 
 
-def measure(device: Device, loads: Sequence[Load]) -> Iterator[Time]:
-    for load in loads:
-        tasks = load.waves * device.processors
-        yield Time(load.name, load.shape, tasks, device.seconds(load.call(device)) / tasks * 1e6)
+def measure(device: Device, load: Load) -> Time:
+    tasks = load.tasks(device)
+    return Time(load.name, load.shape.name, tasks, device.seconds(load.call(device)) / tasks)
