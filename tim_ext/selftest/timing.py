@@ -62,6 +62,8 @@ class Load:
         labels[:, :support] = torch.arange(support, device=where) % shape.ways
         if self.solver in SOLVERS:
             options = {"num_classes": shape.ways, **self.options}
+            if "sample_weight" in options:
+                options["sample_weight"] = torch.full(labels.shape, options["sample_weight"], device=where)
             return Call(SOLVERS[self.solver], (features, labels), options)
         weights = features[:, : shape.ways].contiguous()
         probs = torch.full((tasks, shape.samples, shape.ways), 1 / shape.ways, device=where)
@@ -86,6 +88,7 @@ def loads() -> list[Load]:
             ("smoothing", 0.6),
             ("relaxation", "auto"),
             ("marginal_weight", "auto"),
+            ("sample_weight", 1.0),
         )
     ]
     found.append(Load("robust", five, waves=5))
