@@ -124,8 +124,16 @@ class Refusing(Emulation):
         raise torch.OutOfMemoryError("there is less")
 
 
-class Lost(Refusing):
-    """As after an access out of bounds."""
+class Lost(Emulation):
+    """From the third call on, as after an access out of bounds."""
+
+    calls = 0
+
+    def run(self, call: Call) -> Any:
+        self.calls += 1
+        if not self.answers():
+            raise RuntimeError("CUDA error:\nan illegal memory access was encountered")
+        return super().run(call)
 
     def answers(self) -> bool:
-        return False
+        return self.calls < 3

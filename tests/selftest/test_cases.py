@@ -52,10 +52,8 @@ def test_unaligned_inputs_are_read_as_such():
 
 
 def test_the_cpu_is_right_in_float32_too():
-    """So a device that is not can be told from a case that is too hard, by a factor of two."""
-    found = list(check_kernels(Emulation(Backend()), cases()))
-    assert_passed(found)
-    assert max(finding.error / finding.allowed for finding in found) < 0.6
+    """No case is too hard for its type."""
+    assert_passed(check_kernels(Emulation(Backend()), cases()))
 
 
 def test_names_tell_cases_apart():

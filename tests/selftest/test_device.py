@@ -83,6 +83,7 @@ class Cuda:
 def cuda(monkeypatch) -> Cuda:
     fake = Cuda()
     monkeypatch.setattr(module, "cuda", fake)
+    monkeypatch.setattr(module, "BUSY", 2)
     return fake
 
 

@@ -19,6 +19,7 @@ cuda: Any = torch.cuda  # untyped in torch
 
 ON_HOST = ("class_prior",)  # arguments that stay there
 WARM_UP = 2
+BUSY = 2048  # rows and columns of a matrix whose powers keep a stream busy for milliseconds
 
 
 class Device(Protocol):
@@ -90,9 +91,9 @@ class Gpu:
         late = tree_map_only(Tensor, torch.zeros_like, (ready.arguments, ready.options))
         cuda.synchronize(self.where)
         with cuda.device(self.where), cuda.stream(cuda.Stream(self.where)):
-            busy = torch.ones(2048, 2048, device=self.where)
+            busy = torch.ones(BUSY, BUSY, device=self.where)
             for _ in range(50):
-                busy = busy @ busy / 2048
+                busy = busy @ busy / BUSY
             _copy((ready.arguments, ready.options), late)
             return to_host(invoke(Call(call.function, *late)))
 

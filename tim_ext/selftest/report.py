@@ -75,13 +75,13 @@ def run(
     """`of` and `measured`: other cases and loads than all there are. `say` gets a line before each part."""
     report = Report()
     chosen = cases(quick=quick) if of is None else of
+    found = {name: CHECKS[name](device, chosen) for name in CHECKS}
+    found[TIMES] = _timed(device, loads() if measured is None else measured, report.times)
     try:
-        for part in (name for name in CHECKS if name in parts):
+        for part in (name for name in found if name in parts):
             say(f"{part} ...")
-            report.findings.extend(CHECKS[part](device, chosen))
-        if TIMES in parts:
-            say(f"{TIMES} ...")
-            report.findings.extend(_timed(device, loads() if measured is None else measured, report.times))
+            for finding in found[part]:
+                report.findings.append(finding)
     except LostDeviceError as error:
         report.lost = str(error)
     return report
