@@ -48,7 +48,11 @@ def test_large_tasks(name):
 def test_unaligned_inputs_are_read_as_such():
     """The checked build looks at every address."""
     device = Emulation(Emulated(variant="checked"))
-    assert_passed(check_kernels(device, [replace(case, layouts=LAYOUTS[2:]) for case in SMALL.values()]))
+    unaligned = [
+        replace(case, layouts=tuple(layout for layout in case.layouts if layout.before))
+        for case in SMALL.values()
+    ]
+    assert_passed(check_kernels(device, unaligned))
 
 
 def test_the_cpu_is_right_in_float32_too():

@@ -32,24 +32,34 @@ def test_every_device_gives_the_same(solver, dtype, device):
     check(Emulated(**DEVICES[device]), solver, lists(tasks, dtype), truth, dtype, **options)
 
 
-LARGE = {"many samples": ((3, 4, 2, 1), 8200, 70), "many classes": ((2,) * 30, 1300, 40)}
+LARGE = {
+    "many samples": ((3, 4, 2, 1), 8200, 130),
+    "many classes": ((2,) * 30, 2300, 40),
+    "a large Gram matrix": ((2,) * 30, 1300, 40),
+}
 
 
 @dtypes
 @pytest.mark.parametrize(
     ("solver", "shape"),
-    [(solver, shape) for solver in ("primal", "gd") for shape in LARGE] + [("dual", "many classes")],
+    [
+        *((solver, shape) for solver in ("primal", "gd") for shape in ("many samples", "many classes")),
+        ("dual", "a large Gram matrix"),
+    ],
 )
 def test_a_large_task_is_shared_by_blocks(solver, dtype, shape):
     """By as many as the task is worth; their number changes no bit."""
     task, options = make_task(0, *LARGE[shape], noise=1.0), {"iterations": 1}
     truth = solve_truth(solver, task.features, task.labels, **options)
-    one, three = (
-        solve(Emulated(processors=processors), solver, task.features.to(dtype), task.labels, **options)
-        for processors in (1, 3)
-    )
-    assert_close(one, truth, dtype)
-    assert same_bits(one, three)
+    results, barriers = [], []
+    for processors in (1, 3):
+        backend = Emulated(processors=processors)
+        backend.module.take_barrier_counts()
+        results.append(solve(backend, solver, task.features.to(dtype), task.labels, **options))
+        barriers.append(sum(backend.module.take_barrier_counts().values()))
+    assert_close(results[0], truth, dtype)
+    assert same_bits(*results)
+    assert barriers[1] > barriers[0]  # of every block
 
 
 @pytest.mark.parametrize("solver", ["primal", "gd"])

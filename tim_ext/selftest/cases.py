@@ -41,6 +41,9 @@ LAYOUTS = (
 )
 
 
+LONG = (Layout("long rows", 150, "list"), Layout("long rows, unaligned", 152, "batch", before=1))
+
+
 @dataclass(frozen=True)
 class Shape:
     """Of one task."""
@@ -203,11 +206,17 @@ def solves() -> list[Solve]:
         Solve("adm dual, auto marginal weight", "adm", SMALL, {**dual, "marginal_weight": "auto"}),
         Solve("adm primal, auto marginal weight", "adm", SMALL, {**primal, "marginal_weight": "auto"}),
         Solve("adm, first weights", "adm", SMALL, few, ("weights",)),
+        Solve("adm primal, smoothing, first weights", "adm", SMALL, few | {"smoothing": 0.6}, ("weights",)),
         Solve("adm primal", "adm", SMALL, primal),
         Solve("robust", "robust", SMALL, {"iterations": 30, "history": True}),
         Solve("gd", "gd", SMALL, gradient),
         Solve("gd, entropy order 2", "gd", SMALL, gradient | {"entropy_order": 2.0}),
         Solve("gd, first weights", "gd", SMALL, gradient, ("weights",)),
+    ]
+    found += [
+        Solve("adm dual, long rows", "adm", SMALL, dual, layouts=LONG),
+        Solve("adm primal, long rows", "adm", SMALL, primal, layouts=LONG),
+        Solve("gd, long rows", "gd", SMALL, gradient, layouts=LONG),
     ]
     teams: dict[str, tuple[str, tuple[Shape, ...], dict[str, Any]]] = {
         "adm primal": ("adm", MANY_SAMPLES, {"form": "primal"}),
@@ -233,7 +242,7 @@ class Step:
     samples: int
     classes: int
     dtypes: tuple[torch.dtype, ...] = REALS
-    layouts: tuple[Layout, ...] = (LAYOUTS[0], Layout("even d", 24, "batch"), LAYOUTS[2])
+    layouts: tuple[Layout, ...] = (LAYOUTS[0], Layout("even d", 24, "batch"), LAYOUTS[2], LONG[0])
     large: bool = False
 
     @property
