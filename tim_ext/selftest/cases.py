@@ -164,7 +164,7 @@ SMALL = (Shape((3, 1, 2), 40), Shape((2, 2, 1, 3), 50, padding=5))
 MIDDLE = (Shape((3, 1, 2, 1), 253),)  # its G, 260 x 260, fits no block's shared memory
 LARGER = (Shape((3, 1, 2, 1), 513),)
 WIDE = (Shape((2,) * 25, 90),)  # several tiles of 8 classes
-MANY_SAMPLES = (Shape((1,) * 30, 8000),)
+MANY_SAMPLES = (Shape((1,) * 30, 5000),)
 MANY_CLASSES = (Shape((2,) * 30, 1300),)
 # Large steps with a large eps: where the gradient is 0 but for rounding, Adam must not take a full step.
 ADAM = {"lr": 1e-2, "eps": 1e-2}
