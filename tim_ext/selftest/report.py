@@ -102,7 +102,7 @@ def _summary(part: str, findings: Sequence[Finding]) -> str:
     ratios = [f.error / f.allowed for f in findings if f.error is not None and f.allowed]
     text = f"{part:<12} " + ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     return text + (
-        f"; largest error {max(errors):.1e}, {max(ratios):.2f} of what is allowed" if ratios else ""
+        f"; largest error {max(errors):.1e}, {max(ratios):.2g} of what is allowed" if ratios else ""
     )
 
 
