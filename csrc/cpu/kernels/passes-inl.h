@@ -284,10 +284,17 @@ class PrimalPasses {
   TIM_INLINE void with_rows(const T* const* x, int64_t b, int64_t first, int64_t n, F f) const {
     if (task_.centred_in_registers)
       return f(CentredRows<T>{x, static_cast<const T*>(task_.mean)}, NothingMeanwhile{});
-    f(PlainRows<T>{x}, [=](int64_t tile, int64_t tiles) TIM_LAMBDA_INLINE {
-      if (spreads_) prefetch(b, first, n, tile, tiles);
-    });
+    f(PlainRows<T>{x}, Fetching{*this, b, first, n});
   }
+  // What comes next is fetched a share at a time, before each tile of a product. (No lambda: the products would be compiled
+  // for that of each pass.)
+  struct Fetching {
+    const PrimalPasses& passes;
+    int64_t b, first, n;
+    TIM_INLINE void operator()(int64_t tile, int64_t tiles) const {
+      if (passes.spreads_) passes.prefetch(b, first, n, tile, tiles);
+    }
+  };
   // f(x, scales, first, n) for the samples of a block, `rows` at a time.
   template <class F>
   TIM_INLINE void each_part(int64_t b, int64_t chunk, int64_t rows, F f) {
